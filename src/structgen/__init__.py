@@ -1,0 +1,1 @@
+"""Structured language-model programs as asyncio coroutines, with the engine in the same process."""

@@ -1,0 +1,79 @@
+"""The seam between programs and engines: what a backend can be asked for.
+
+`Engine`, `ScriptedBackend` and every remote backend keep this contract; one conformance suite
+(`tests/conformance.py`) holds them to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
+
+from structgen.chat import Chat
+from structgen.request import Delta, Lineage, Namespace, Prompt, Request, Score, Usage
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend can do; programs check it before they send anything.
+
+    tokens        output carries exact token ids, and prompts may contain them
+    logprobs      of output tokens
+    score         continuations can be scored exactly
+    constraints   kinds of constraint that are enforced while decoding
+    max_context   tokens of prompt and output together, None if unknown
+    """
+
+    tokens: bool = False
+    logprobs: bool = False
+    score: bool = False
+    images: bool = False
+    constraints: frozenset[str] = frozenset()
+    max_context: int | None = None
+
+
+class Backend(Protocol):
+    """An engine as programs see it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this backend can do."""
+        ...
+
+    @property
+    def chat(self) -> Chat | None:
+        """The model's chat format, None if it has none."""
+        ...
+
+    def generate(self, request: Request, /) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        """Generate. Leaving the block early, by whatever way, aborts the request.
+
+        The last delta carries `finish`. Raises before any work for what cannot be served.
+        """
+        ...
+
+    async def score(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[str],
+        /,
+        *,
+        lineage: Lineage = ...,
+        namespace: Namespace = ...,
+    ) -> list[Score]:
+        """Exact log-probabilities of each continuation after the prompt."""
+        ...
+
+    async def prime(
+        self, prompt: Prompt, /, *, lineage: Lineage = ..., namespace: Namespace = ...
+    ) -> Usage:
+        """Compute the prompt's keys and values, so that later requests find them cached."""
+        ...
+
+    def scope(
+        self, prefix: Prompt, /, *, namespace: Namespace = ...
+    ) -> AbstractAsyncContextManager[int]:
+        """A fork scope: while it is open the prefix stays cached. Yields the scope's id."""
+        ...

@@ -1,0 +1,1 @@
+"""The runtime: one asyncio loop that batches every request over a radix KV cache."""

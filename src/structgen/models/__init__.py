@@ -1,0 +1,1 @@
+"""Architectures, checkpoints, tokenizers and chat templates."""

@@ -1,0 +1,1 @@
+"""The language: programs are coroutines that move a State."""
