@@ -1,0 +1,40 @@
+# Every target makes .venv first, when it is missing or the requirements have changed.
+
+PYTHON ?= python3
+JOBS ?= 2
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: venv model demo test check bench soak
+
+venv: $(INSTALLED)
+
+# torch goes first, by itself: whatever needs it then takes this build instead of choosing one.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --editable '.[dev]'
+	touch $@
+
+# The default model, into the user's cache: once, before tests that would all fetch it at once.
+model: venv
+	$(BIN)/structgen pull smollm2-135m
+
+demo: venv
+	$(BIN)/structgen demo
+
+# One thread a worker: torch must not start a thread for every core in every worker.
+test: venv model
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/test_house.py
+
+bench: venv model
+	$(BIN)/python -m benchmarks
+
+soak: venv model
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout=3600
