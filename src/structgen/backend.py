@@ -20,6 +20,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend can do; programs check it before they send anything.
 
     tokens        output carries exact token ids, and prompts may contain them
+    tokenizer     fingerprint of the tokenizer that those ids belong to, "" if it has none
     logprobs      of output tokens
     score         continuations can be scored exactly
     constraints   kinds of constraint that are enforced while decoding
@@ -27,6 +28,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     tokens: bool = False
+    tokenizer: str = ""
     logprobs: bool = False
     score: bool = False
     images: bool = False

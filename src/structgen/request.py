@@ -304,12 +304,16 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     neither. Tokens may arrive one delta earlier than their text (a character may need several),
     and after the last delta the joined text may be longer than the decoded tokens by a `tail`:
     the part of a token that stands before a stop string that begins inside it.
+
+    `partial`: some text of the tokens so far is still to come. Who stops reading here can keep
+    the tokens up to the last delta that is not partial, and the text after it as text.
     """
 
     request: int
     tokens: tuple[int, ...] = ()
     text: str = ""
     tail: str = ""
+    partial: bool = False
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
