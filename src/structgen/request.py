@@ -305,8 +305,9 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     and after the last delta the joined text may be longer than the decoded tokens by a `tail`:
     the part of a token that stands before a stop string that begins inside it.
 
-    `partial`: some text of the tokens so far is still to come. Who stops reading here can keep
-    the tokens up to the last delta that is not partial, and the text after it as text.
+    `partial`: the text so far and the tokens so far do not end at the same place, because one of
+    them waits for the rest of a character or of a stop string. Who stops reading here can keep the
+    tokens up to the last delta that is not partial, and the text after it as text.
     """
 
     request: int
