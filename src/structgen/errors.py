@@ -12,7 +12,7 @@
     ├── GenerationError                   one request failed; the engine lives on
     │   ├── StepFailedError               the forward pass that carried it raised
     │   ├── NumericalError                its logits were NaN or infinite
-    │   └── OverloadedError               the queue is full
+    │   └── DeadlineError                 it was not finished in time
     ├── EngineError
     │   ├── EngineClosedError             the engine is not open (any more)
     │   └── EngineDiedError               the engine loop ended by an error; the cause is attached
@@ -85,8 +85,8 @@ class NumericalError(GenerationError):
     """The model produced NaN or infinite logits for this request."""
 
 
-class OverloadedError(GenerationError):
-    """The engine's queue is full; try again later or raise the limit."""
+class DeadlineError(GenerationError):
+    """The request was not finished within its deadline; it has been aborted."""
 
 
 class EngineError(StructgenError):

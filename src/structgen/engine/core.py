@@ -1,0 +1,283 @@
+"""The core: a synchronous, clock-free, thread-free state machine around one step.
+
+    submit(job), abort(id)      at any time
+    plan() -> Batch | None      when no step is in flight; None if there is no work
+    commit(batch, picked)       the step has run: returns what it means for each request
+    fail(batch, error)          the step has raised: its requests fail, everybody else goes on
+
+Owns   all sequences, and through `Schedule` the radix trees and the pool.
+Holds  between `plan` and `commit` nothing that the step may read is freed or handed out again.
+Used   by `engine` (submit, abort, scopes) and `loop` (plan, commit, fail), on one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from structgen.engine.assemble import assemble, scored_positions
+from structgen.engine.batch import Batch, Picked
+from structgen.engine.pool import Pool
+from structgen.engine.radix import Ids
+from structgen.engine.schedule import Schedule, Slice
+from structgen.engine.sequence import Job, Sequence, Status
+from structgen.errors import NumericalError, PromptError, StepFailedError, StructgenError
+from structgen.request import Delta, Finish, FinishReason, Namespace, TokenLogprob
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A request that ends by an error."""
+
+    request: int
+    error: StructgenError
+
+
+Outcome = Delta | Failure
+
+
+class Totals:
+    """Running totals of requests and tokens, for statistics."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.finished = 0
+        self.aborted = 0
+        self.failed = 0
+        self.generated_tokens = 0
+        self.batch_sequences = 0
+        self.batch_max = 0
+
+
+class Core:
+    """What the engine loop drives."""
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        chunk_size: int = 512,
+        max_running: int = 64,
+        radix: bool = True,
+        row_bucket: int = 1,
+    ) -> None:
+        """`slots` usable slots; `row_bucket`: step widths are padded to a multiple of it."""
+        self.pool = Pool(slots)
+        self.schedule = Schedule(
+            self.pool, chunk_size=chunk_size, max_running=max_running, radix=radix
+        )
+        self.totals = Totals()
+        self._sequences: dict[int, Sequence] = {}
+        self._in_flight: list[Slice] | None = None
+        self._arrivals = 0
+        self._row_bucket = row_bucket
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `plan` would return a batch."""
+        return bool(self.schedule.running or self.schedule.waiting)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a batch has been planned and neither committed nor failed."""
+        return self._in_flight is not None
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. Raises `PromptError` if it could never run."""
+        sequence = Sequence(job, self._arrivals)
+        if not sequence.prompt_length:
+            raise PromptError("the prompt is empty: it has no token to continue from")
+        if sequence.max_length > self.pool.total:
+            raise PromptError(
+                f"{sequence.prompt_length} prompt tokens and up to "
+                f"{sequence.max_length - sequence.prompt_length} new ones need "
+                f"{sequence.max_length} slots, but the pool has {self.pool.total}; "
+                "lower max_tokens, or give the engine more slots"
+            )
+        self._arrivals += 1
+        self._sequences[job.id] = sequence
+        self.schedule.waiting.append(sequence)
+
+    def abort(self, request: int) -> None:
+        """End a request without a word; unknown and finished ones are left alone.
+
+        If the step in flight computes it, its slots stay until that step is committed.
+        """
+        sequence = self._sequences.get(request)
+        if sequence is None or sequence.aborted:
+            return
+        sequence.aborted = True
+        self.totals.aborted += 1
+        if sequence.status is Status.WAITING:
+            self.schedule.waiting.remove(sequence)
+            self._forget(sequence)
+        elif not self.in_flight:
+            self._release(sequence)
+
+    def open_scope(self, number: int, namespace: Namespace, ids: Ids) -> None:
+        """Keep the cached part of a prefix from eviction; see `Schedule.open_scope`."""
+        self.schedule.open_scope(number, namespace, ids)
+
+    def close_scope(self, number: int) -> None:
+        """Undo `open_scope`."""
+        self.schedule.close_scope(number)
+
+    def flush(self) -> int:
+        """Drop everything cached that nobody holds; returns the number of tokens dropped."""
+        slots = self.schedule.radix.evict(self.pool.total)
+        self.pool.give_back(slots)
+        return len(slots)
+
+    # ------------------------------------------------------------ steps
+
+    def plan(self) -> Batch | None:
+        """Choose and assemble the next step."""
+        assert self._in_flight is None, "the step in flight has not been committed"
+        slices = self.schedule.plan()
+        if not slices:
+            return None
+        self.totals.steps += 1
+        self.totals.batch_sequences += len(slices)
+        self.totals.batch_max = max(self.totals.batch_max, len(slices))
+        self._in_flight = slices
+        self.pool.launch()
+        return assemble(self.totals.steps, slices, self._row_bucket)
+
+    def commit(self, batch: Batch, picked: Picked) -> list[Outcome]:
+        """Take in the outcome of the step in flight."""
+        slices = self._land(batch)
+        outcomes: list[Outcome] = []
+        row = 0
+        for piece in slices:
+            sequence = piece.sequence
+            rows = range(row, row + len(scored_positions(piece)) + samples(piece))
+            row = rows.stop
+            if sequence.aborted:
+                self._release(sequence)
+            elif picked.broken_r[rows.start : rows.stop].any():
+                outcomes.append(self._break(sequence))
+            else:
+                sequence.computed = piece.start + piece.count
+                outcomes.extend(self._advance(piece, picked, rows))
+        self.schedule.radix.land()
+        return outcomes
+
+    def fail(self, batch: Batch, error: BaseException) -> list[Outcome]:
+        """The step in flight has raised: its requests fail, what they published is withdrawn."""
+        slices = self._land(batch)
+        outcomes: list[Outcome] = []
+        self.schedule.unpin_pending()
+        for piece in slices:
+            sequence = piece.sequence
+            self._release(sequence)
+            if not sequence.aborted:
+                self.totals.failed += 1
+                failure = StepFailedError(
+                    f"the step that computed this request failed: {error!r}; "
+                    "the engine goes on, so the request can be sent again"
+                )
+                failure.__cause__ = error
+                outcomes.append(Failure(sequence.id, failure))
+        self.pool.give_back(self.schedule.radix.withdraw())
+        return outcomes
+
+    def _land(self, batch: Batch) -> list[Slice]:
+        slices = self._in_flight
+        assert slices is not None, "no step is in flight"
+        assert batch.step == self.totals.steps, "this is not the step in flight"
+        self._in_flight = None
+        self.pool.land()
+        return slices
+
+    def _break(self, sequence: Sequence) -> Failure:
+        self.totals.failed += 1
+        self._release(sequence, trusted=False)
+        error = NumericalError(
+            f"the logits at position {sequence.known - 1} are NaN or infinite, or no token is "
+            "allowed there; a wider dtype (float32) or fewer bans may help"
+        )
+        return Failure(sequence.id, error)
+
+    def _advance(self, piece: Slice, picked: Picked, rows: range) -> Iterator[Delta]:
+        sequence = piece.sequence
+        scored = scored_positions(piece)
+        for row, position in zip(rows, scored, strict=False):
+            token = int(sequence.ids[position])
+            sequence.prompt_logprobs.append(_entry(token, row, picked))
+        if sequence.computed < sequence.known:
+            return
+        if not sequence.samples:
+            yield self._finish(sequence, Delta(request=sequence.id), "length")
+        else:
+            yield from self._take_token(sequence, picked, rows[-1])
+
+    def _take_token(self, sequence: Sequence, picked: Picked, row: int) -> Iterator[Delta]:
+        text = sequence.job.text
+        assert text is not None
+        token = int(picked.tokens_r[row])
+        first = not sequence.output_length
+        sequence.append(token)
+        self.totals.generated_tokens += 1
+        want = sequence.request.want
+        entry = _entry(token, row, picked) if want.logprobs or want.top_logprobs else None
+        enough = sequence.output_length >= sequence.sampling.min_tokens
+        reason: FinishReason | None = None
+        matched: str | int | None = None
+        if token in sequence.stop_ids:
+            reason, matched = "stop", token
+            piece = text.flush()
+        else:
+            sequence.hold(token, entry)
+            piece = text.push(token, allow_stop=enough)
+            if piece.stop is None and sequence.known == sequence.max_length:
+                reason = "length"
+                piece = text.flush(piece)
+        if piece.stop is not None:
+            reason, matched = "stop", piece.stop
+        tokens, logprobs = sequence.let_go(piece.settled)
+        delta = Delta(
+            request=sequence.id,
+            tokens=tokens,
+            text=piece.text,
+            tail=piece.tail,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(sequence.prompt_logprobs) if first else (),
+        )
+        if reason is not None:
+            yield self._finish(sequence, delta, reason, matched)
+        elif tokens or piece.text or delta.prompt_logprobs:
+            yield delta
+
+    def _finish(
+        self,
+        sequence: Sequence,
+        delta: Delta,
+        reason: FinishReason,
+        matched: str | int | None = None,
+    ) -> Delta:
+        self.totals.finished += 1
+        self._release(sequence)
+        finish = Finish(reason=reason, matched=matched, usage=sequence.usage)
+        if not sequence.samples:
+            delta = msgspec.structs.replace(delta, prompt_logprobs=tuple(sequence.prompt_logprobs))
+        return msgspec.structs.replace(delta, finish=finish)
+
+    def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:
+        self.schedule.release(sequence, trusted=trusted)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        sequence.status = Status.FINISHED
+        del self._sequences[sequence.id]
+
+
+def samples(piece: Slice) -> bool:
+    """Whether this slice ends with the last known token, so that a token is drawn after it."""
+    sequence = piece.sequence
+    return sequence.samples and piece.start + piece.count == sequence.known
+
+
+def _entry(token: int, row: int, picked: Picked) -> TokenLogprob:
+    return TokenLogprob(token, float(picked.logprobs_r[row]), picked.top[row])

@@ -1,0 +1,440 @@
+"""The engine: a model in this process, shared by every coroutine that awaits it.
+
+Owns   the streams, the encoder, and the loop task; the core owns everything about requests.
+Holds  whatever a caller does - cancel, break, raise, forget - its request ends with its scope,
+       and leaving the engine ends everything that it started.
+Used   by programs (as a `Backend`), by applications (embedded), by the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, Unpack, overload
+
+import anyio.to_thread
+import numpy as np
+
+from structgen.backend import Capabilities
+from structgen.chat import Chat, Message, Turn, turns_from
+from structgen.engine.config import EngineOptions, config_from, usable_cores
+from structgen.engine.core import Core, Failure, Outcome
+from structgen.engine.encode import Encoder, ids_prompt
+from structgen.engine.loading import Loaded, load
+from structgen.engine.loop import Loop
+from structgen.engine.observe import LagMeter, Statistics, snapshot
+from structgen.engine.radix import Ids
+from structgen.engine.sequence import Job
+from structgen.engine.stream import DeltaStream, Mailbox
+from structgen.engine.text import TextStream
+from structgen.errors import (
+    ConstraintError,
+    DeadlineError,
+    EngineClosedError,
+    EngineDiedError,
+    EngineError,
+    OptionError,
+    PromptError,
+    TemplateError,
+    UnsupportedError,
+)
+from structgen.request import (
+    Completion,
+    Control,
+    GenOptions,
+    Image,
+    Lineage,
+    ModelDefaults,
+    Namespace,
+    Prompt,
+    Request,
+    Score,
+    Text,
+    Tokens,
+    Usage,
+    Want,
+    join_deltas,
+    request_from,
+)
+
+PromptLike = str | Prompt | Sequence[int] | Sequence[Message] | Sequence[dict[str, str]]
+
+
+class Engine:
+    """A language model and everything that runs it, as an async context manager.
+
+        async with Engine("smollm2-135m") as engine:
+            completion = await engine.generate("1, 2, 3,", max_tokens=8, temperature=0)
+
+    `model` is a known name, a directory in Hugging Face format, a .gguf file or a hub id.
+    Options and their defaults: `EngineConfig`. Prompts are a string (ordinary text), a list of
+    messages (rendered by the model's chat template, the assistant's turn open), a list of token
+    ids, or prompt parts.
+
+    Raises, where it is entered, `ModelError` for a model that cannot be loaded, and
+    `OptionError` at once for an option that cannot be used.
+    """
+
+    def __init__(
+        self, model: str | Path = "smollm2-135m", **options: Unpack[EngineOptions]
+    ) -> None:
+        self.model = str(model)
+        self.config = config_from(options)
+        self._loaded: Loaded | None = None
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._numbers = itertools.count(1)
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._scopes = itertools.count(1)
+        self._lag = LagMeter()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._error: BaseException | None = None
+        self._open = False
+
+    # ------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Self:
+        if self._loaded is not None:
+            raise EngineError("this engine has been opened before; make a new one")
+        loaded = await anyio.to_thread.run_sync(load, self.model, self.config)
+        self._loaded = loaded
+        self._event_loop = asyncio.get_running_loop()
+        self._encoder = Encoder(loaded.checkpoint.tokenizer)
+        self._core = Core(
+            loaded.slots,
+            chunk_size=self.config.chunk_size,
+            max_running=self.config.max_running,
+            radix=self.config.radix,
+        )
+        self._loop = Loop(
+            self._core,
+            loaded.runner,
+            self._deliver,
+            threads=self.config.threads or usable_cores(),
+            worker=self.config.worker,
+        )
+        self._open = True
+        self._tasks = [
+            asyncio.create_task(self._drive(), name="structgen engine loop"),
+            asyncio.create_task(self._lag.run(self._loop.busy), name="structgen lag meter"),
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open = False
+        drive, meter = self._tasks
+        meter.cancel()
+        await self._loop.stop(drive)
+        self._fail_all(EngineClosedError("the engine was closed while this request ran"))
+        if self._error is not None and error is None:
+            raise EngineDiedError("the engine loop ended by an error") from self._error
+
+    async def _drive(self) -> None:
+        try:
+            await self._loop.run()
+        except Exception as error:  # noqa: BLE001 - reported to every request and at the exit
+            self._error = error
+            died = EngineDiedError(f"the engine loop ended by an error: {error!r}")
+            died.__cause__ = error
+            self._fail_all(died)
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What programs can ask of this engine."""
+        loaded = self._ready()
+        return Capabilities(
+            tokens=True,
+            tokenizer=loaded.checkpoint.tokenizer.fingerprint,
+            logprobs=True,
+            score=True,
+            max_context=loaded.max_context,
+        )
+
+    @property
+    def chat(self) -> Chat | None:
+        """The model's chat template, None if it has none."""
+        return self._ready().checkpoint.chat
+
+    @property
+    def defaults(self) -> ModelDefaults:
+        """Sampling defaults and end tokens, from the model's files."""
+        return self._ready().checkpoint.defaults
+
+    @property
+    def loaded(self) -> Loaded:
+        """The model: checkpoint, runner, dtype, number of slots, context length."""
+        return self._ready()
+
+    def statistics(self) -> Statistics:
+        """A frozen snapshot of counters and gauges."""
+        self._ready()
+        return snapshot(self._core, self._lag)
+
+    def flush_cache(self) -> int:
+        """Drop every cached prefix that no request or scope holds; returns tokens dropped."""
+        self._ready()
+        return self._core.flush()
+
+    # ------------------------------------------------------------ generating
+
+    @overload
+    def generate(self, prompt: Request, /) -> DeltaStream: ...
+    @overload
+    def generate(
+        self, prompt: PromptLike, /, **options: Unpack[GenOptions]
+    ) -> Coroutine[Any, Any, Completion]: ...
+    def generate(
+        self, prompt: Request | PromptLike, /, **options: Unpack[GenOptions]
+    ) -> DeltaStream | Coroutine[Any, Any, Completion]:
+        """Generate from a prompt: `completion = await engine.generate("...", max_tokens=9)`.
+
+        With a `Request` (as programs and servers send) it is the stream of its deltas instead:
+        `async with engine.generate(request) as deltas`.
+
+        Raises `PromptError`, `OptionError`, `ConstraintError`, `TemplateError` or
+        `UnsupportedError` before any work, `GenerationError` if the request fails later.
+        """
+        if isinstance(prompt, Request):
+            return self._stream(prompt)
+        return self._complete(request_from(self._prompt(prompt), options))
+
+    def stream(self, prompt: PromptLike, /, **options: Unpack[GenOptions]) -> DeltaStream:
+        """The deltas of a generation as they come: `async with engine.stream("...") as deltas`.
+
+        Leaving the block aborts what is still running. Errors as in `generate`.
+        """
+        return self._stream(request_from(self._prompt(prompt), options))
+
+    async def score(
+        self,
+        prompt: PromptLike,
+        continuations: Sequence[str],
+        /,
+        *,
+        lineage: Lineage = Lineage(),
+        namespace: Namespace = Namespace(),
+    ) -> list[Score]:
+        """Exact log-probabilities of each continuation after the prompt, token by token.
+
+        A continuation is encoded by itself and follows the prompt's last token; the prompt is
+        computed once for all of them. Raises `PromptError` for an empty one.
+        """
+        parts = self._prompt(prompt)
+        before = await self._encode(parts)
+        jobs = [self._encoder.continuation(text) for text in continuations]
+        if not before.size or not all(ids.size for ids in jobs):
+            raise PromptError("score needs a prompt and continuations of at least one token each")
+        request = Request(
+            prompt=parts,
+            want=Want(prompt_logprobs=before.size),
+            lineage=lineage,
+            namespace=namespace,
+        )
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._read(request, np.concatenate([before, ids])))
+                for ids in jobs
+            ]
+        scores: list[Score] = []
+        for text, ids, task in zip(continuations, jobs, tasks, strict=True):
+            entries = task.result().prompt_logprobs
+            logprobs = tuple(e.logprob for e in entries if e.logprob is not None)
+            scores.append(Score(text=text, tokens=tuple(ids.tolist()), logprobs=logprobs))
+        return scores
+
+    async def prime(
+        self,
+        prompt: PromptLike,
+        /,
+        *,
+        lineage: Lineage = Lineage(),
+        namespace: Namespace = Namespace(),
+    ) -> Usage:
+        """Compute the prompt's keys and values, so that later requests find them cached."""
+        parts = self._prompt(prompt)
+        request = Request(prompt=parts, lineage=lineage, namespace=namespace)
+        return (await self._read(request, await self._encode(parts))).usage
+
+    @asynccontextmanager
+    async def scope(
+        self, prefix: PromptLike, /, *, namespace: Namespace = Namespace()
+    ) -> AsyncIterator[int]:
+        """A fork scope: while it is open the prefix stays in the cache. Yields the scope's id.
+
+        Requests whose lineage names the scope extend what it keeps, up to the whole prefix.
+        Under pressure the engine gives up pins before it lets a request wait for ever.
+        """
+        ids = await self._encode(self._prompt(prefix))
+        number = next(self._scopes)
+        self._core.open_scope(number, namespace, ids)
+        try:
+            yield number
+        finally:
+            self._core.close_scope(number)
+
+    # ------------------------------------------------------------ requests
+
+    def _stream(self, request: Request) -> DeltaStream:
+        async def submit(mailbox: Mailbox) -> int:
+            self._check(request)
+            ids = await self._encode(request.prompt)
+            return self._submit(request, ids, mailbox, samples=True)
+
+        return DeltaStream(submit, self._abandon, self._abandon_from_anywhere)
+
+    async def _complete(self, request: Request) -> Completion:
+        async with self._stream(request) as deltas:
+            found = [delta async for delta in deltas]
+        return join_deltas(found, self._ready().checkpoint.tokenizer.fingerprint)
+
+    async def _read(self, request: Request, ids: Ids) -> Completion:
+        """Run a request that samples nothing."""
+
+        async def submit(mailbox: Mailbox) -> int:
+            self._check(request)
+            return self._submit(request, ids, mailbox, samples=False)
+
+        stream = DeltaStream(submit, self._abandon, self._abandon_from_anywhere)
+        async with stream as deltas:
+            return join_deltas([delta async for delta in deltas])
+
+    def _submit(self, request: Request, ids: Ids, mailbox: Mailbox, *, samples: bool) -> int:
+        loaded = self._ready()  # it may have been closed while a long prompt was encoded
+        number = next(self._numbers)
+        sampling = loaded.checkpoint.defaults.fill(request.sampling)
+        tokenizer = loaded.checkpoint.tokenizer
+        text = TextStream(tokenizer.token_bytes, sampling.stop) if samples else None
+        job = Job(
+            id=number,
+            request=request,
+            sampling=sampling,
+            seed=_seed(self.config.seed, number) if sampling.seed is None else sampling.seed,
+            prompt=ids,
+            end_ids=frozenset(loaded.checkpoint.defaults.end_ids),
+            text=text,
+        )
+        total = len(ids) + (sampling.max_tokens or 0) * samples
+        if total > loaded.max_context:
+            raise PromptError(
+                f"{len(ids)} prompt tokens and max_tokens={total - len(ids)} make {total}, more "
+                f"than the context of {loaded.max_context}; shorten the prompt or lower max_tokens"
+            )
+        self._core.submit(job)
+        self._mailboxes[number] = mailbox
+        if request.deadline is not None:
+            self._timers[number] = self._event_loop.call_later(
+                request.deadline, self._expire, number, request.deadline
+            )
+        self._loop.wake()
+        return number
+
+    def _check(self, request: Request) -> None:
+        """Refuse what this engine cannot do, before any work."""
+        loaded = self._ready()
+        if asyncio.get_running_loop() is not self._event_loop:
+            raise EngineError(
+                "this engine was opened on another event loop; await it there, or open one here"
+            )
+        if request.constraint is not None:
+            raise ConstraintError(
+                f"{request.constraint!r} cannot be enforced: this version of the engine decodes "
+                "without constraints; leave it out and check the text yourself"
+            )
+        if request.model not in {"", self.model, loaded.checkpoint.name}:
+            raise UnsupportedError(f"this engine runs {self.model!r}, not {request.model!r}")
+        if request.namespace.adapter or request.namespace.spliced:
+            raise UnsupportedError("this engine has no adapters and no spliced prefixes")
+        vocabulary = loaded.checkpoint.tokenizer.vocab_size
+        _check_ids("stop_token_ids", request.sampling.stop_token_ids, vocabulary)
+        _check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias], vocabulary)
+
+    async def _encode(self, parts: Prompt) -> Ids:
+        loaded = self._ready()
+        fewest = self._encoder.fewest_tokens(parts)
+        if fewest > loaded.max_context:
+            raise PromptError(
+                f"the prompt has at least {fewest} tokens, more than the context of "
+                f"{loaded.max_context}"
+            )
+        if self._encoder.would_block(parts):
+            return await anyio.to_thread.run_sync(self._encoder.encode, parts)
+        return self._encoder.encode(parts)
+
+    def _prompt(self, prompt: PromptLike) -> Prompt:
+        if isinstance(prompt, str):
+            return (Text(prompt),) if prompt else ()
+        if all(isinstance(part, Text | Control | Tokens | Image) for part in prompt):
+            return tuple(prompt)  # type: ignore[arg-type]  # narrowed element by element
+        if all(isinstance(token, int) for token in prompt):
+            return ids_prompt(prompt)  # type: ignore[arg-type]  # narrowed element by element
+        if self.chat is None:
+            raise TemplateError(
+                f"{self.model} has no chat template; pass the option chat_template=FILE, or send "
+                "text instead of messages"
+            )
+        turns = [*turns_from(prompt), Turn("assistant", (), open=True)]
+        return self.chat.render(turns).parts
+
+    # ------------------------------------------------------------ the loop's side
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            mailbox = self._mailboxes.get(outcome.request)
+            if mailbox is None:
+                continue
+            if isinstance(outcome, Failure):
+                mailbox.fail(outcome.error)
+            else:
+                mailbox.push(outcome)
+
+    def _abandon(self, request: int) -> None:
+        self._mailboxes.pop(request, None)
+        if timer := self._timers.pop(request, None):
+            timer.cancel()
+        self._core.abort(request)
+
+    def _abandon_from_anywhere(self, request: int) -> None:
+        if self._open:
+            self._event_loop.call_soon_threadsafe(self._abandon, request)
+
+    def _expire(self, request: int, deadline: float) -> None:
+        mailbox = self._mailboxes.get(request)
+        if mailbox is not None and not mailbox.finished:
+            mailbox.fail(DeadlineError(f"not finished within its deadline of {deadline:g} s"))
+            self._core.abort(request)
+
+    def _fail_all(self, error: EngineError) -> None:
+        for mailbox in self._mailboxes.values():
+            mailbox.fail(error)
+
+    def _ready(self) -> Loaded:
+        if self._error is not None:
+            raise EngineDiedError("the engine loop ended by an error") from self._error
+        if not self._open or self._loaded is None:
+            raise EngineClosedError(
+                "the engine is not open; use it inside `async with Engine(...) as engine:`"
+            )
+        return self._loaded
+
+
+def _seed(seed: int, number: int) -> int:
+    """Seed of the n-th request of an engine, where the request has none of its own."""
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _check_ids(option: str, ids: Sequence[int], vocabulary: int) -> None:
+    for token in ids:
+        if token >= vocabulary:
+            raise OptionError(option, f"token {token} is not in the vocabulary of {vocabulary}")

@@ -1,0 +1,67 @@
+"""From a model's name to a runner and everything that belongs to the model.
+
+Slow and synchronous: the engine calls it in a thread.
+Used   by `engine`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from structgen.engine.config import (
+    EngineConfig,
+    available_memory,
+    choose_dtype,
+    choose_slots,
+)
+from structgen.engine.runner import Runner, slot_bytes
+from structgen.errors import OptionError
+from structgen.models.checkpoint import Checkpoint, open_checkpoint
+from structgen.models.registry import build
+from structgen.models.resolve import resolve
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A model, ready to run."""
+
+    checkpoint: Checkpoint
+    runner: Runner
+    dtype: torch.dtype
+    slots: int
+    max_context: int
+
+
+def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded:
+    """Find, read and place a model. Raises `ModelError` for what cannot be found or read."""
+    template = None if config.chat_template is None else Path(config.chat_template)
+    checkpoint = open_checkpoint(resolve(model), chat_template=template)
+    source = checkpoint.source
+    weights = sum(_size(source.shape(name)) for name in source.names())
+    dtype = choose_dtype(config, weights, checkpoint.dtype, device)
+    decoder = build(
+        checkpoint.config,
+        source,
+        dtype=dtype,
+        device=torch.device(device),
+        max_context=config.max_context,
+    )
+    trained = decoder.config.max_context
+    if config.max_context is not None and config.max_context > trained:
+        raise OptionError(
+            "max_context",
+            f"the model was trained for {trained} tokens, {config.max_context} is more",
+        )
+    max_context = config.max_context or trained
+    available = available_memory()
+    slots = choose_slots(config, slot_bytes(decoder, dtype), max_context, available)
+    return Loaded(checkpoint, Runner(decoder, slots, dtype), dtype, slots, max_context)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size

@@ -1,0 +1,58 @@
+"""Batch to logits, logits to tokens: everything that touches a tensor of the model.
+
+Owns   the weights and, per layer, the two flat tensors of keys and values.
+Holds  only `forward` and `pick` touch them, one call at a time, on the worker.
+Used   by `loop`, in the order forward, pick.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structgen.engine.batch import Batch, Picked
+from structgen.engine.sample import pick
+from structgen.kernels.choose import attention_for
+from structgen.models.decoder import Decoder
+
+
+class Runner:
+    """One model on one device, with the pools of its keys and values."""
+
+    def __init__(self, decoder: Decoder, slots: int, dtype: torch.dtype) -> None:
+        """`slots` usable slots; slot 0, the padding slot, comes on top."""
+        self.decoder = decoder
+        self.device = decoder.device
+        width = decoder.shape.kv_heads * decoder.shape.head_dim
+        shape = (slots + 1, width)
+
+        def pools() -> list[Tensor]:
+            # Zeroed, not empty: a padded read of stale memory could be NaN, and NaN * 0 is NaN.
+            return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in decoder.layers]
+
+        self.k_pools, self.v_pools = pools(), pools()
+        self._attention = attention_for(self.device)(
+            self.k_pools, self.v_pools, decoder.shape, decoder.layers, decoder.cos_sin_pd
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute a step; returns logits_rv, float32, for the rows that want them."""
+        plan = self._attention.plan(batch.layout)
+        tokens_t = torch.from_numpy(batch.tokens_t).to(self.device)
+        hidden_th = self.decoder.forward(tokens_t, self._attention, plan)
+        rows_r = torch.from_numpy(batch.logit_rows_r).to(self.device)
+        if len(rows_r) != len(hidden_th):
+            hidden_th = hidden_th.index_select(0, rows_r)
+        return self.decoder.logits(hidden_th)
+
+    @torch.inference_mode()
+    def pick(self, logits_rv: Tensor, batch: Batch, mask: Tensor | None = None) -> Picked:
+        """Draw tokens and look up log-probabilities; `logits_rv` is only read."""
+        return pick(logits_rv, batch.rows, mask)
+
+
+def slot_bytes(decoder: Decoder, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of one token, over all layers."""
+    width = decoder.shape.kv_heads * decoder.shape.head_dim
+    return 2 * len(decoder.layers) * width * dtype.itemsize

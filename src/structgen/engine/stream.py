@@ -1,0 +1,112 @@
+"""Streams: how deltas get from the loop to the coroutine that waits for them.
+
+Owns   the hand-over (`Mailbox`) and the scope in which a request lives (`DeltaStream`).
+Holds  a request is aborted when its stream is left, by whatever way: return, break, error,
+       cancellation, or garbage collection of a stream that nobody closed.
+Used   by `engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Self
+
+from structgen.errors import GenerationError, StructgenError
+from structgen.request import Delta
+
+
+class Mailbox:
+    """Deltas of one request, waiting to be read. One wake-up per step and reader."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self._deltas: deque[Delta] = deque()
+        self._error: StructgenError | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def push(self, delta: Delta) -> None:
+        """Add a delta; the one that carries `finish` is the last."""
+        self._deltas.append(delta)
+        self.finished = delta.finish is not None
+        self._wake()
+
+    def fail(self, error: StructgenError) -> None:
+        """End the stream by an error; what arrived before it can still be read."""
+        if not self.finished:
+            self._error = error
+            self.finished = True
+            self._wake()
+
+    async def take(self) -> Delta | None:
+        """The next delta, None after the last. Raises the error that ended the stream."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self.finished:
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        return self._deltas.popleft()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class DeltaStream(AbstractAsyncContextManager["DeltaStream"], AsyncIterator[Delta]):
+    """The deltas of one request: `async with engine.stream(...) as deltas`.
+
+    Entering submits the request; leaving aborts it unless it has finished. Read by one task.
+    """
+
+    def __init__(
+        self,
+        submit: Callable[[Mailbox], Coroutine[Any, Any, int]],
+        abandon: Callable[[int], None],
+        abandon_from_anywhere: Callable[[int], None],
+    ) -> None:
+        """`submit` sends the request and returns its id; the `abandon`s end one by its id."""
+        self._submit, self._abandon = submit, abandon
+        self._abandon_from_anywhere = abandon_from_anywhere
+        self._mailbox = Mailbox()
+        self._request: int | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._request is not None:
+            raise GenerationError("a stream can be entered once; make a new one")
+        self._request = await self._submit(self._mailbox)
+        # A stream that is dropped without being left must not keep its request running. The
+        # collector may find it on any thread, hence the thread-safe way.
+        self._finalizer = weakref.finalize(self, self._abandon_from_anywhere, self._request)
+        self._finalizer.atexit = False
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._finalizer is not None and self._request is not None:
+            self._finalizer.detach()
+            self._abandon(self._request)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._request is None:
+            raise GenerationError("the stream is not open; use `async with ... as deltas:`")
+        delta = await self._mailbox.take()
+        if delta is None:
+            raise StopAsyncIteration
+        return delta
