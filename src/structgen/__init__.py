@@ -1,1 +1,111 @@
-"""Structured language-model programs as asyncio coroutines, with the engine in the same process."""
+"""Structured language-model programs as asyncio coroutines, with the engine in the same process.
+
+    from structgen import Engine, State, program
+
+    @program
+    async def greet(s: State, name: str) -> str:
+        s.user(f"Greet {name} in one sentence.")
+        with s.assistant():
+            return await s.gen("greeting", max_tokens=30)
+
+    async with Engine("smollm2-135m") as engine:
+        print((await greet.run(engine, "Ada")).value)
+
+Everything that users import is here. `Engine` is loaded on first use, because it needs torch:
+programs on another backend, types and errors do without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from structgen import errors
+from structgen.backend import Backend, Capabilities
+from structgen.chat import Message
+from structgen.errors import StructgenError
+
+# Python binds `structgen.program` to the folder when it is imported first, which is here: so the
+# decorator, bound after it, stays.
+from structgen.program.branches import Branches
+from structgen.program.program import Program, program
+from structgen.program.result import Result
+from structgen.program.state import State
+from structgen.program.variables import Meta
+from structgen.request import (
+    Choice,
+    Completion,
+    Control,
+    Delta,
+    Ebnf,
+    Finish,
+    GenOptions,
+    Image,
+    JsonSchema,
+    Lineage,
+    ModelDefaults,
+    Namespace,
+    Prompt,
+    Regex,
+    Request,
+    Sampling,
+    Score,
+    Text,
+    TokenLogprob,
+    Tokens,
+    Usage,
+    Want,
+)
+
+if TYPE_CHECKING:
+    from structgen.engine.engine import Engine
+
+__version__ = "0.1.0"
+__all__ = (
+    "Backend",
+    "Branches",
+    "Capabilities",
+    "Choice",
+    "Completion",
+    "Control",
+    "Delta",
+    "Ebnf",
+    "Engine",
+    "Finish",
+    "GenOptions",
+    "Image",
+    "JsonSchema",
+    "Lineage",
+    "Message",
+    "Meta",
+    "ModelDefaults",
+    "Namespace",
+    "Program",
+    "Prompt",
+    "Regex",
+    "Request",
+    "Result",
+    "Sampling",
+    "Score",
+    "State",
+    "StructgenError",
+    "Text",
+    "TokenLogprob",
+    "Tokens",
+    "Usage",
+    "Want",
+    "__version__",
+    "errors",
+    "program",
+)
+
+
+def __getattr__(name: str) -> object:
+    if name == "Engine":
+        from structgen.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,127 @@
+"""The commands of `structgen` and their help; what they do is in `running`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from structgen.cli.engine import run_loop
+from structgen.cli.failure import ProgramError
+from structgen.cli.options import DEFAULT_MODEL, Options, expand
+
+app = typer.Typer(
+    name="structgen",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+DEMO = Path(__file__).parents[1] / "examples" / "tips.py"
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the program; repeatable."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Write the version.")] = False,
+) -> None:
+    """Structured language-model programs, with the engine in the same process."""
+    if version:
+        typer.echo(f"structgen {importlib.metadata.version('structgen-lm')}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+@expand
+def run(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Argument(metavar="FILE[:PROGRAM]", help="A Python file with a program in it.")
+    ],
+    *,
+    arg: Arguments = None,
+    options: Options,
+) -> None:
+    """Run a program; write its text, its value and what it cost."""
+    _run(context, target, arg or (), options)
+
+
+@app.command()
+@expand
+def demo(context: typer.Context, *, arg: Arguments = None, options: Options) -> None:
+    """Run the example: a prompt that forks into branches and joins again."""
+    _run(context, str(DEMO), arg or (), options)
+
+
+@app.command()
+@expand
+def generate(
+    context: typer.Context,
+    prompt: Annotated[str, typer.Argument(help="What to answer or continue; - reads stdin.")],
+    *,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Answer as a chat, or continue the text as it is.",
+            show_default="chat if the model has a template",
+        ),
+    ] = None,
+    options: Options,
+) -> None:
+    """Generate from a prompt and write the output as it comes."""
+    from structgen.cli import report, running
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    outcome = run_loop(running.generate(text, options, context.obj, chat=chat))
+    if options.json:
+        typer.echo(report.to_json(outcome))
+        return
+    typer.echo()
+    if options.verbose:
+        report.show_cost(outcome, sys.stderr)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="A known name or a hub id.")] = DEFAULT_MODEL,
+) -> None:
+    """Fetch a model ahead of its first use; write where it is."""
+    from structgen.cli.fetching import fetch
+
+    typer.echo(fetch(model))
+
+
+def _run(context: typer.Context, target: str, pairs: Sequence[str], options: Options) -> None:
+    from structgen.cli import arguments, report, running, source
+
+    file, name = source.split(target)
+    with _blaming(file):
+        options.sampling()
+        program = source.program_in(file, name)
+        keywords = arguments.keywords(program.function, pairs)
+        outcome = run_loop(running.run(program, keywords, options, context.obj))
+    if options.json:
+        typer.echo(report.to_json(outcome))
+    else:
+        report.show(outcome)
+
+
+@contextmanager
+def _blaming(file: Path) -> Iterator[None]:
+    """Errors that pass are reported with their line in the user's file."""
+    try:
+        yield
+    except Exception as error:
+        raise ProgramError(file) from error

@@ -1,0 +1,91 @@
+"""What goes wrong on the command line, as one line on stderr and an exit code.
+
+Exit codes: 0 done · 1 the model, the program or the engine failed · 2 the command line is wrong ·
+130 interrupted. With `STRUCTGEN_TRACEBACK=1` in the environment the traceback is shown as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from structgen.errors import OptionError, StructgenError
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+TRACEBACK_VARIABLE = "STRUCTGEN_TRACEBACK"
+
+
+class CommandError(Exception):
+    """The command line asks for something that is not there or cannot be; the message says what."""
+
+
+class ProgramError(Exception):
+    """What a user's file raised, as the cause; `file` is where to look for the line."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(str(file))
+        self.file = file
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that tells a script what kind of failure this was."""
+    match error:
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case typer.TyperException():
+            return int(error.exit_code)
+        case CommandError() | OptionError():
+            return MISUSED
+        case _:
+            return FAILED
+
+
+def report(error: BaseException) -> int:
+    """Write `structgen: ...` for the error on stderr and return its exit code."""
+    if os.environ.get(TRACEBACK_VARIABLE, "") not in {"", "0"}:
+        traceback.print_exception(error)
+    file = error.file if isinstance(error, ProgramError) else None
+    if isinstance(error, ProgramError) and error.__cause__ is not None:
+        error = error.__cause__
+    if not isinstance(error, KeyboardInterrupt):
+        sys.stderr.write(f"structgen: {one_line(error, file)}\n")
+    return exit_code(error)
+
+
+def one_line(error: BaseException, file: Path | None = None) -> str:
+    """What happened, in one line, and where in the user's file, if it was there."""
+    leaf = next(leaves(error))
+    if isinstance(leaf, typer.TyperException):
+        text = leaf.format_message()
+    elif isinstance(leaf, StructgenError | CommandError):
+        text = str(leaf)
+    else:
+        text = f"{type(leaf).__name__}: {leaf}" if str(leaf) else type(leaf).__name__
+    place = "" if file is None else _place(leaf, file)
+    return " ".join(f"{place}{text}".split())
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, whatever its nesting; or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def _place(error: BaseException, file: Path) -> str:
+    """`file:line in function: ` of the innermost frame in the user's file, "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f"{file}:{error.lineno}: "
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if frame.filename == str(file)]
+    if not inside:
+        return ""
+    function = "" if inside[-1].name == "<module>" else f" in {inside[-1].name}"
+    return f"{file}:{inside[-1].lineno}{function}: "

@@ -1,0 +1,107 @@
+"""What each request of a run cost: a backend that passes everything on and takes notes.
+
+Owns   the list of calls of one run. Used by `run` for its tables; the engine does not know it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import msgspec
+
+from structgen.backend import Backend, Capabilities
+from structgen.chat import Chat
+from structgen.request import Delta, Finish, Lineage, Namespace, Prompt, Request, Score, Usage
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished request: where in the program it was made, and its cost."""
+
+    lineage: Lineage
+    finish: Finish
+
+
+class Ledger:
+    """A `Backend` over another that notes what passes; `calls` are in the order they finished."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._started = time.perf_counter()
+        self.calls: list[Call] = []
+        self.first_token: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the ledger was opened."""
+        return time.perf_counter() - self._started
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all finished calls."""
+        return sum((call.finish.usage for call in self.calls), Usage())
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the backend below."""
+        return self._backend.capabilities
+
+    @property
+    def chat(self) -> Chat | None:
+        """That of the backend below."""
+        return self._backend.chat
+
+    @asynccontextmanager
+    async def generate(self, request: Request, /) -> AsyncIterator[AsyncIterator[Delta]]:
+        """Pass a request on and note its deltas on their way back."""
+        async with self._backend.generate(request) as deltas:
+            yield _Noted(self, request.lineage, deltas)
+
+    async def score(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[str],
+        /,
+        *,
+        lineage: Lineage = Lineage(),
+        namespace: Namespace = Namespace(),
+    ) -> list[Score]:
+        """Pass on."""
+        return await self._backend.score(
+            prompt, continuations, lineage=lineage, namespace=namespace
+        )
+
+    async def prime(
+        self, prompt: Prompt, /, *, lineage: Lineage = Lineage(), namespace: Namespace = Namespace()
+    ) -> Usage:
+        """Pass on."""
+        return await self._backend.prime(prompt, lineage=lineage, namespace=namespace)
+
+    def scope(
+        self, prefix: Prompt, /, *, namespace: Namespace = Namespace()
+    ) -> AbstractAsyncContextManager[int]:
+        """Pass on."""
+        return self._backend.scope(prefix, namespace=namespace)
+
+    def note(self, lineage: Lineage, delta: Delta) -> None:
+        """Take down one delta."""
+        if self.first_token is None and delta.tokens:
+            self.first_token = self.seconds
+        if delta.finish is not None:
+            self.calls.append(Call(lineage=lineage, finish=delta.finish))
+
+
+class _Noted:
+    """An iterator, not a generator: nothing of it is left to close when it is abandoned."""
+
+    def __init__(self, ledger: Ledger, lineage: Lineage, deltas: AsyncIterator[Delta]) -> None:
+        self._ledger, self._lineage, self._deltas = ledger, lineage, deltas
+
+    def __aiter__(self) -> _Noted:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = await anext(self._deltas)
+        self._ledger.note(self._lineage, delta)
+        return delta

@@ -1,0 +1,109 @@
+"""The options that several commands share: on what they generate, how, and what they report."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, cast, get_type_hints
+
+import msgspec
+import typer
+from typer.models import OptionInfo
+
+from structgen.request import GenOptions, Sampling
+
+DEFAULT_MODEL = "smollm2-135m"
+_SAMPLING, _ENGINE = "Sampling defaults", "Engine"
+
+
+def _sampling(text: str) -> OptionInfo:
+    option: OptionInfo = typer.Option(help=text, rich_help_panel=_SAMPLING)
+    return option
+
+
+def _engine(text: str, *names: str) -> OptionInfo:
+    option: OptionInfo = typer.Option(
+        *names, help=text, rich_help_panel=_ENGINE, show_default=False
+    )
+    return option
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """One field for each option; None means that the model or the engine chooses."""
+
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="A known name, a hub id, a folder or a .gguf file."),
+    ] = DEFAULT_MODEL
+    json: Annotated[bool, typer.Option("--json", help="Write one JSON object to stdout.")] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Write the defaults in force to stderr.")
+    ] = False
+
+    max_tokens: Annotated[int | None, _sampling("Most tokens of one generation.")] = None
+    temperature: Annotated[float | None, _sampling("0 is greedy.")] = None
+    top_p: Annotated[float | None, _sampling("Draw from the likeliest tokens of this mass.")] = None
+    top_k: Annotated[int | None, _sampling("Draw from the k likeliest tokens; 0: from all.")] = None
+    min_p: Annotated[float | None, _sampling("Least probability, of the likeliest's.")] = None
+    seed: Annotated[int | None, _sampling("Makes a run repeatable.")] = None
+
+    dtype: Annotated[
+        str | None, _engine("float32, bfloat16 or float16; auto: what fits the memory.")
+    ] = None
+    slots: Annotated[int | None, _engine("Tokens that the cache holds; else from memory.")] = None
+    max_running: Annotated[int | None, _engine("Most requests in a step.")] = None
+    chunk_size: Annotated[int | None, _engine("Most prompt tokens in a step.")] = None
+    max_context: Annotated[int | None, _engine("Most tokens of prompt and output.")] = None
+    threads: Annotated[int | None, _engine("Threads that compute; else one a core.")] = None
+    chat_template: Annotated[
+        Path | None, _engine("A Jinja file in place of the model's own template.")
+    ] = None
+    radix: Annotated[
+        bool | None, _engine("Share cached prefixes; on, unless told not to.", "--radix/--no-radix")
+    ] = None
+
+    def sampling(self) -> GenOptions:
+        """The sampling options that were given. Raises `OptionError` for one out of range."""
+        given = self._given("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+        Sampling(**given)
+        return cast("GenOptions", given)
+
+    def engine(self) -> dict[str, Any]:
+        """The engine's options that were given."""
+        names = ("dtype", "slots", "max_running", "chunk_size", "max_context", "threads")
+        return self._given(*names, "chat_template", "radix")
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def expand(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `options` by an option for each field of `Options`."""
+    hints = get_type_hints(Options, include_extras=True)
+    own = [p for p in _parameters(command) if p.name != "options"]
+    shared = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in msgspec.structs.fields(Options)
+    ]
+
+    @functools.wraps(command)
+    def expanded(**values: Any) -> None:
+        shares = {parameter.name: values.pop(parameter.name) for parameter in shared}
+        command(options=Options(**shares), **values)
+
+    # typer reads both; the annotations of the command itself may be strings.
+    expanded.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]  # a function can have one
+    expanded.__annotations__ = {p.name: p.annotation for p in [*own, *shared]}
+    return expanded
+
+
+def _parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+    return list(inspect.signature(command, eval_str=True).parameters.values())

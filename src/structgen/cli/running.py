@@ -1,0 +1,88 @@
+"""What the commands do once their options are understood: load an engine, run, measure."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from structgen.cli.engine import OpenEngine
+from structgen.cli.failure import CommandError
+from structgen.cli.ledger import Ledger
+from structgen.cli.options import Options
+from structgen.cli.report import Outcome, Seconds, write_defaults
+from structgen.program.program import Program
+from structgen.request import GenOptions, Lineage
+
+if TYPE_CHECKING:
+    from structgen.engine.engine import Engine
+
+
+async def run(
+    program: Program[..., Any],
+    arguments: Mapping[str, Any],
+    options: Options,
+    open_engine: OpenEngine,
+) -> Outcome:
+    """Run a program; what it prints goes to stderr, because stdout is the report's."""
+    sampling = options.sampling()
+    with contextlib.redirect_stdout(sys.stderr):
+        async with _opened(options, sampling, open_engine) as (engine, load):
+            ledger = Ledger(engine)
+            result = await program.using(**sampling).run(ledger, **arguments)
+            return _outcome(engine, ledger, load, value=result.value, text=result.text())
+
+
+async def generate(
+    text: str, options: Options, open_engine: OpenEngine, *, chat: bool | None
+) -> Outcome:
+    """Continue a text, or answer it as a chat; None chats if the model has a template for it.
+
+    The output is written to stdout as it comes, unless the options ask for JSON.
+    Raises `CommandError` when a chat is asked of a model that has no template.
+    """
+    sampling = options.sampling()
+    async with _opened(options, sampling, open_engine) as (engine, load):
+        if chat and engine.chat is None:
+            raise CommandError(
+                f"{options.model} has no chat template; add --raw or --chat-template"
+            )
+        chats = engine.chat is not None if chat is None else chat
+        ledger = Ledger(engine)
+        pieces: list[str] = []
+        prompt = [{"role": "user", "content": text}] if chats else text
+        async with engine.stream(prompt, **sampling) as deltas:
+            async for delta in deltas:
+                ledger.note(Lineage(), delta)
+                pieces.append(delta.text)
+                if not options.json:
+                    sys.stdout.write(delta.text)
+                    sys.stdout.flush()
+        answer = "".join(pieces)
+        return _outcome(engine, ledger, load, value=answer, text=answer)
+
+
+def _outcome(engine: Engine, ledger: Ledger, load: float, *, value: object, text: str) -> Outcome:
+    return Outcome(
+        value=value,
+        text=text,
+        usage=ledger.usage,
+        calls=tuple(ledger.calls),
+        statistics=engine.statistics(),
+        seconds=Seconds(load=load, first_token=ledger.first_token, run=ledger.seconds),
+    )
+
+
+@asynccontextmanager
+async def _opened(
+    options: Options, sampling: GenOptions, open_engine: OpenEngine
+) -> AsyncIterator[tuple[Engine, float]]:
+    """An open engine, and the seconds that opening it took."""
+    started = time.perf_counter()
+    async with open_engine(options.model, **options.engine()) as engine:
+        if options.verbose:
+            write_defaults(engine, sampling)
+        yield engine, time.perf_counter() - started
