@@ -7,6 +7,7 @@ and as JSON otherwise (`list[str]`, structs, ...). Without an annotation it stay
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
@@ -80,4 +81,5 @@ def _value(name: str, text: str, annotation: object) -> object:
     except msgspec.ValidationError as error:
         raise CommandError(f"--arg {name}={text}: {error}") from None
     except msgspec.DecodeError:
-        raise CommandError(f"--arg {name}={text}: {refused}") from None
+        hint = "; write it as JSON" if re.search("`(array|object)", str(refused)) else ""
+        raise CommandError(f"--arg {name}={text}: {refused}{hint}") from None

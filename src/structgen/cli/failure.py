@@ -49,16 +49,18 @@ def report(error: BaseException) -> int:
     """Write `structgen: ...` for the error on stderr and return its exit code."""
     if os.environ.get(TRACEBACK_VARIABLE, "") not in {"", "0"}:
         traceback.print_exception(error)
-    file = error.file if isinstance(error, ProgramError) else None
+    place = ""
     if isinstance(error, ProgramError) and error.__cause__ is not None:
-        error = error.__cause__
+        file, error = error.file, next(leaves(error.__cause__))
+        place = _place(error, file)
     if not isinstance(error, KeyboardInterrupt):
-        sys.stderr.write(f"structgen: {one_line(error, file)}\n")
-    return exit_code(error)
+        sys.stderr.write(f"structgen: {place}{one_line(error)}\n")
+    # What the user's own code does wrong is no mistake of the command line.
+    return FAILED if place else exit_code(error)
 
 
-def one_line(error: BaseException, file: Path | None = None) -> str:
-    """What happened, in one line, and where in the user's file, if it was there."""
+def one_line(error: BaseException) -> str:
+    """What happened, in one line."""
     leaf = next(leaves(error))
     if isinstance(leaf, typer.TyperException):
         text = leaf.format_message()
@@ -66,8 +68,7 @@ def one_line(error: BaseException, file: Path | None = None) -> str:
         text = str(leaf)
     else:
         text = f"{type(leaf).__name__}: {leaf}" if str(leaf) else type(leaf).__name__
-    place = "" if file is None else _place(leaf, file)
-    return " ".join(f"{place}{text}".split())
+    return " ".join(text.split())
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

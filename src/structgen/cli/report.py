@@ -84,7 +84,7 @@ def show_cost(outcome: Outcome, file: TextIO) -> None:
 def _calls_table(calls: Sequence[Call], total: Usage) -> Table:
     from rich.table import Table
 
-    table = Table("call", box=None, show_footer=True)
+    table = Table("call", box=None, pad_edge=False, show_footer=True)
     table.columns[0].footer = "all"
     columns = {
         "prompt tokens": total.prompt_tokens,
