@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.scenes import Branch, Scene, head_shape, outcome, scene
 from torch import Tensor
 
 from structgen.kernels.attention import AttentionType, LayerSpec
 from structgen.kernels.choose import ATTENTION, attention_for
 from structgen.kernels.cpu import CpuAttention
 from structgen.kernels.reference import ReferenceAttention
+from tests.kernels.scenes import Branch, Scene, head_shape, outcome, scene
 
 IMPLEMENTATIONS = [pytest.param(CpuAttention, id="cpu")]
 SHAPES = [(9, 3, 64), (8, 1, 128), (16, 16, 64)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.scenes import Branch, layout_of
 
 from structgen.kernels.cpu_plan import Padded, Part, Shared, Single, parts_of
+from tests.kernels.scenes import Branch, layout_of
 
 BRANCHES = st.lists(st.builds(Branch, st.integers(1, 400), st.integers(0, 3)), max_size=12)
 
