@@ -1,0 +1,182 @@
+"""Logits to tokens: edits, grammar mask, temperature, filters, noise, log-probabilities.
+
+Owns   the order in which these apply, and every rule about ties. Owns no state and no tensor.
+Holds  the outcome of a row is a function of that row alone, bit for bit; a row that is not
+       finite, or in which nothing is allowed, is reported and disturbs no other.
+Used   by the worker, once a step.
+
+A drawn row passes these stages in this order:
+    1  edits: repetition penalty, frequency and presence penalty, bias, ban
+    2  grammar mask
+    3  temperature; 0 takes the largest and ends here
+    4  top-k, top-p and min-p, and a draw from what they leave: see `kernels/draw.py`
+Of equal values the lower id counts as the larger, everywhere.
+
+A token at -inf has probability zero, which is no fault. NaN, +inf, or nothing above -inf is.
+
+    R logit rows    N some of them    V vocabulary
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from structgen.engine.batch import LogitEdit, Picked, SamplingRows
+from structgen.kernels.draw import Terms, draw, leaders, peaks, some
+
+# Rows whose log-softmax is held at once: bounds memory when a whole prompt is scored.
+_SCORED_ROWS = 64
+
+Top = tuple[tuple[int, float], ...]
+
+
+def pick(logits_rv: Tensor, rows: SamplingRows, mask: Tensor | None = None) -> Picked:
+    """Draw a token or score the target of each row.
+
+    logits_rv   float32 [R, V]; not modified
+    rows        what to do with each row; edits and mask of rows with a target are ignored
+    mask        int32 [masks, ceil(V / 32)]: bit i of word w allows token 32 * w + i;
+                needed if any `mask_row_r` is not -1
+
+    A broken row has token -1, log-probability NaN and no alternatives. With k > V there are only
+    V alternatives.
+    """
+    peak_r, token_r = peaks(logits_rv)
+    broken_r = ~np.isfinite(peak_r)
+    token_r = np.where(rows.target_r < 0, token_r, rows.target_r)
+    if (drawn := np.flatnonzero(_shaped(rows) & ~broken_r)).size:
+        token_r[drawn] = _draw(logits_rv, rows, drawn, mask)
+        broken_r |= token_r < 0
+    token_r[broken_r] = -1
+    logprob_r = np.full(token_r.shape, np.nan, np.float32)
+    top: list[Top] = [()] * len(token_r)
+    wanted = np.flatnonzero(((rows.target_r >= 0) | (rows.logprobs_r >= 0)) & ~broken_r)
+    for start in range(0, len(wanted), _SCORED_ROWS):
+        part = wanted[start : start + _SCORED_ROWS]
+        logprob_r[part], tops = _score(logits_rv, rows, part, token_r[part])
+        for row, alternatives in zip(part, tops, strict=True):
+            top[row] = alternatives
+    return Picked(tokens_r=token_r, logprobs_r=logprob_r, top=tuple(top), broken_r=broken_r)
+
+
+def _shaped(rows: SamplingRows) -> NDArray[np.bool_]:
+    """The drawn rows for which the argmax of the raw logits is not the answer."""
+    shaped_r: NDArray[np.bool_] = (rows.temperature_r > 0) & (rows.top_k_r != 1)
+    shaped_r |= rows.mask_row_r >= 0
+    shaped_r[[edit.row for edit in rows.edits]] = True
+    return shaped_r & (rows.target_r < 0)
+
+
+# ---------------------------------------------------------------- drawing
+
+
+def _draw(
+    logits_rv: Tensor, rows: SamplingRows, drawn: NDArray[np.int64], mask: Tensor | None
+) -> NDArray[np.int64]:
+    """Tokens of the rows `drawn`; -1 where edits and mask leave nothing, or nothing finite."""
+    # A copy, because the raw logits are needed for log-probabilities afterwards.
+    x_nv = logits_rv[torch.from_numpy(drawn).to(logits_rv.device)]
+    place = {int(row): n for n, row in enumerate(drawn)}
+    for edit in rows.edits:
+        if edit.row in place:
+            _edit(x_nv[place[edit.row]], edit)
+    if (mask_row_n := rows.mask_row_r[drawn]).max() >= 0:
+        assert mask is not None, "rows are bound to a mask, but there is none"
+        _constrain(x_nv, mask_row_n, mask)
+    peak_n, token_n = peaks(x_nv)
+    finite_n = np.isfinite(peak_n)
+    token_n[~finite_n] = -1
+    noisy_n = finite_n & (rows.temperature_r[drawn] > 0) & (rows.top_k_r[drawn] != 1)
+    if noisy_n.any():
+        token_n[noisy_n] = _sample(some(x_nv, noisy_n), peak_n[noisy_n], rows, drawn[noisy_n])
+    return token_n
+
+
+def _edit(x_v: Tensor, edit: LogitEdit) -> None:
+    """Apply `edit` to one row in place, in the order that `LogitEdit` lays down."""
+    if edit.repetition != 1.0 and edit.seen_ids.size:
+        # Duplicates are harmless: each writes the same value, computed from the old one.
+        seen = _on(edit.seen_ids, x_v)
+        old = x_v[seen]
+        x_v[seen] = torch.where(old < 0, old * edit.repetition, old / edit.repetition)
+    if (edit.frequency or edit.presence) and edit.output_ids.size:
+        count = _on(edit.output_counts, x_v).to(torch.float32)
+        x_v[_on(edit.output_ids, x_v)] -= count * edit.frequency + edit.presence
+    if edit.bias_ids.size:
+        x_v.index_add_(0, _on(edit.bias_ids, x_v), _on(edit.bias_values, x_v))
+    if edit.banned_ids.size:
+        x_v.index_fill_(0, _on(edit.banned_ids, x_v), -torch.inf)
+
+
+def _on(values: NDArray[Any], like: Tensor) -> Tensor:
+    # Copies, because torch refuses to borrow read-only arrays without a warning.
+    return torch.tensor(values, device=like.device)
+
+
+@functools.cache
+def _byte_bias(device: torch.device) -> Tensor:
+    """What the eight bits of each byte add to eight logits: 0 or -inf, float32 [256, 8]."""
+    bit = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
+    return torch.zeros(256, 8, device=device).masked_fill_(bit == 0, -torch.inf)
+
+
+def _constrain(x_nv: Tensor, mask_row_n: NDArray[np.int32], mask: Tensor) -> None:
+    """Send every token that a row's mask does not allow to -inf, in place."""
+    vocabulary = x_nv.shape[1]
+    assert mask.shape[1] == -(-vocabulary // 32), "the mask is not as wide as the logits"
+    bound = np.flatnonzero(mask_row_n >= 0)
+    row = torch.from_numpy(mask_row_n[bound].astype(np.int64)).to(mask.device)
+    # As bytes, in which bit i of word w is bit i % 8 of byte 4 * w + i / 8 on little-endian hosts.
+    # One table look-up a byte and an addition take a third of the time of a boolean fill.
+    byte = mask[row].view(torch.uint8).to(torch.int32)
+    bias_nv = torch.nn.functional.embedding(byte, _byte_bias(mask.device)).flatten(1)
+    if len(bound) == len(mask_row_n):
+        x_nv += bias_nv[:, :vocabulary]
+    else:
+        x_nv[torch.from_numpy(bound).to(x_nv.device)] += bias_nv[:, :vocabulary]
+
+
+def _sample(
+    x_nv: Tensor, peak_n: NDArray[np.float32], rows: SamplingRows, row_n: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Draw from each row at its temperature, which is above 0; `x_nv` is overwritten.
+
+    peak_n   the largest value of each row
+    row_n    which of `rows` each is
+    """
+    # The peak goes first: then no temperature, however small, can make an infinity above zero.
+    x_nv -= torch.from_numpy(peak_n).to(x_nv.device)[:, None]
+    x_nv /= torch.from_numpy(rows.temperature_r[row_n]).to(x_nv.device)[:, None]
+    terms = Terms(rows.top_k_r, rows.top_p_r, rows.min_p_r, rows.seed_r, rows.position_r)
+    return draw(x_nv, terms[row_n])
+
+
+# ---------------------------------------------------------------- log-probabilities
+
+
+def _score(
+    logits_rv: Tensor,
+    rows: SamplingRows,
+    wanted: NDArray[np.int64],
+    token_n: NDArray[np.int64],
+) -> tuple[NDArray[np.float32], list[Top]]:
+    """Log-probabilities under the raw logits: of a token in each wanted row, and the likeliest."""
+    # Like softmax, it treats each row alike however many there are.
+    logprob_nv = torch.log_softmax(logits_rv[torch.from_numpy(wanted).to(logits_rv.device)], -1)
+    token_n1 = torch.from_numpy(token_n).to(logits_rv.device)[:, None]
+    chosen_n: NDArray[np.float32] = logprob_nv.gather(1, token_n1)[:, 0].cpu().numpy()
+    top: list[Top] = [()] * len(wanted)
+    count_n = rows.logprobs_r[wanted]
+    if (ranked_n := count_n > 0).any():
+        most = min(int(count_n.max()), logits_rv.shape[1])
+        value_nw, id_nw = leaders(some(logprob_nv, ranked_n), most)
+        for n, values, ids in zip(np.flatnonzero(ranked_n), value_nw, id_nw, strict=True):
+            k = int(count_n[n])
+            top[n] = tuple(zip(ids[:k].tolist(), values[:k].tolist(), strict=True))
+    return chosen_n, top
