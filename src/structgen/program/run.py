@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import anyio
 
 from structgen.backend import Backend
-from structgen.errors import StateClosedError, UnsupportedError
+from structgen.errors import ConstraintError, StateClosedError, UnsupportedError
 from structgen.request import Lineage, Prompt, Request, Usage, request_from
 
 
@@ -63,14 +63,15 @@ class Run:
     def request(self, prompt: Prompt, options: Mapping[str, Any], lineage: Lineage) -> Request:
         """Build a request.
 
-        Raises `OptionError`, and `UnsupportedError` for what the backend lacks.
+        Raises `OptionError`, and for what the backend lacks `ConstraintError` or
+        `UnsupportedError`.
         """
         request = request_from(prompt, options, lineage=lineage)
         able = self.backend.capabilities
         if request.constraint is not None:
             kind = type(request.constraint).__struct_config__.tag
             if kind not in able.constraints:
-                raise UnsupportedError(
+                raise ConstraintError(
                     f"this backend cannot enforce {request.constraint!r}; it can enforce "
                     f"{', '.join(sorted(able.constraints)) or 'no constraints'}"
                 )

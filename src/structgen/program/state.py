@@ -150,8 +150,9 @@ class State:
         options   come before those of `using`; the rest is up to the model's defaults
 
         Raises `PromptError` on a state without text, `OptionError` for options that cannot be
-        used, `UnsupportedError` for what the backend cannot do, `ConcurrentUseError` while
-        another operation runs on this state, and whatever the backend raises for this request.
+        used, `ConstraintError` and `UnsupportedError` for what the backend cannot do,
+        `ConcurrentUseError` while another operation runs on this state, and whatever the
+        backend raises for this request.
         """
         cursor = self._cursor
         await cursor.begin(f"gen({name!r})" if name else "gen()")
