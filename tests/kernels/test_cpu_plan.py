@@ -51,6 +51,16 @@ class TestParts:
         assert isinstance(part, Single)
         assert part.own.index is None
 
+    def test_long_decodes_on_contiguous_slots_copy_nothing(self) -> None:
+        parts = plan([Branch(900, 1), Branch(800, 1)])
+
+        assert all(isinstance(part, Single) and part.own.index is None for part in parts)
+
+    def test_long_decodes_on_scattered_slots_are_one_call(self) -> None:
+        (part,) = plan([Branch(900, 1), Branch(800, 1)], scattered=True)
+
+        assert isinstance(part, Padded)
+
     def test_decodes_of_similar_length_are_one_call(self) -> None:
         (part,) = plan([Branch(length, 1) for length in (250, 240, 260, 230)])
 
@@ -58,7 +68,9 @@ class TestParts:
         assert part.width == 261
 
     def test_a_much_longer_decode_is_not_padded_to(self) -> None:
-        parts = plan([Branch(4000, 1), Branch(100, 1), Branch(90, 1)])
+        branches = [Branch(4000, 1), Branch(100, 1), Branch(90, 1)]
+
+        parts = plan(branches, scattered=True)
 
         assert sorted(rows_of(part) for part in parts) == [[0], [1, 2]]
 

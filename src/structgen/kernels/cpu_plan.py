@@ -35,6 +35,10 @@ WINDOW_QUERIES = 256
 PADDING_SHARE = 0.25
 CALL_SLOTS = 1024
 
+# A decode over at least so many slots in a row is cheaper as a call of its own, in place, than as a
+# copy beside others.
+IN_PLACE_SLOTS = 384
+
 Slots = NDArray[np.int64]
 
 
@@ -145,7 +149,13 @@ def parts_of(
         prefix = Run.of(members[0].context[:shared])
         tails = [_Piece(p.first, p.last, p.context[shared:], windowed=False) for p in members]
         parts += [Shared(prefix, _padded(group, dtype)) for group in _similar(tails, gather_rows)]
-    for group in _similar(alone, gather_rows):
+    copied: list[_Piece] = []
+    for piece in alone:
+        if len(piece.context) >= IN_PLACE_SLOTS and Run.of(piece.context).index is None:
+            parts.append(_single(piece, window, dtype))
+        else:
+            copied.append(piece)
+    for group in _similar(copied, gather_rows):
         parts.append(_single(group[0], window, dtype) if len(group) == 1 else _padded(group, dtype))
     return tuple(parts)
 
