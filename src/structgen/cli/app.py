@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from structgen.cli.engine import run_loop
+from structgen.cli.engine import Opening, run_loop
 from structgen.cli.failure import ProgramError
 from structgen.cli.options import DEFAULT_MODEL, Options, expand
 
@@ -84,7 +84,9 @@ def generate(
     from structgen.cli import report, running
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    outcome = run_loop(running.generate(text, options, context.obj, chat=chat))
+    options.sampling()
+    opening = Opening.of(context.obj, options.model, options.engine())
+    outcome = run_loop(running.generate(text, options, opening, chat=chat))
     if options.json:
         typer.echo(report.to_json(outcome))
         return
@@ -111,7 +113,8 @@ def _run(context: typer.Context, target: str, pairs: Sequence[str], options: Opt
         options.sampling()
         program = source.program_in(file, name)
         keywords = arguments.keywords(program.function, pairs)
-        outcome = run_loop(running.run(program, keywords, options, context.obj))
+        opening = Opening.of(context.obj, options.model, options.engine())
+        outcome = run_loop(running.run(program, keywords, options, opening))
     if options.json:
         typer.echo(report.to_json(outcome))
     else:

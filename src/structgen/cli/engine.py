@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from structgen.engine.engine import Engine
 
 T = TypeVar("T")
-# From the name of a model and the engine's options to an engine that loads when it is entered.
+# From the name of a model and the engine's options to an engine, which loads when it is entered.
 OpenEngine = Callable[..., "AbstractAsyncContextManager[Engine]"]
 
 
+class Opening(NamedTuple):
+    """An engine that will be entered, and when the work on it began."""
+
+    engine: AbstractAsyncContextManager[Engine]
+    started: float
+
+    @classmethod
+    def of(cls, open_engine: OpenEngine, model: str, options: Mapping[str, Any]) -> Opening:
+        """Open an engine; the time that this takes counts as loading."""
+        started = time.perf_counter()
+        return cls(open_engine(model, **options), started)
+
+
 def open_engine(model: str, **options: Any) -> AbstractAsyncContextManager[Engine]:
-    """An `Engine`. This imports torch, for which help and mistakes need not wait."""
+    """An `Engine`, its model fetched if it has a name of its own and is not here yet.
+
+    Imports torch, for which help and mistakes need not wait. Blocks: call it before the event loop
+    runs, so that an interruption ends a download at once.
+    """
+    from structgen.cli.fetching import fetch_if_known
     from structgen.engine.engine import Engine
 
-    return Engine(model, **options)
+    engine = Engine(model, **options)
+    fetch_if_known(model)
+    return engine
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:

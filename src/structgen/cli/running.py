@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from structgen.cli.engine import OpenEngine
+from structgen.cli.engine import Opening
 from structgen.cli.failure import CommandError
 from structgen.cli.ledger import Ledger
 from structgen.cli.options import Options
@@ -25,27 +25,25 @@ async def run(
     program: Program[..., Any],
     arguments: Mapping[str, Any],
     options: Options,
-    open_engine: OpenEngine,
+    opening: Opening,
 ) -> Outcome:
     """Run a program; what it prints goes to stderr, because stdout is the report's."""
     sampling = options.sampling()
     with contextlib.redirect_stdout(sys.stderr):
-        async with _opened(options, sampling, open_engine) as (engine, load):
+        async with _opened(options, sampling, opening) as (engine, load):
             ledger = Ledger(engine)
             result = await program.using(**sampling).run(ledger, **arguments)
             return _outcome(engine, ledger, load, value=result.value, text=result.text())
 
 
-async def generate(
-    text: str, options: Options, open_engine: OpenEngine, *, chat: bool | None
-) -> Outcome:
+async def generate(text: str, options: Options, opening: Opening, *, chat: bool | None) -> Outcome:
     """Continue a text, or answer it as a chat; None chats if the model has a template for it.
 
     The output is written to stdout as it comes, unless the options ask for JSON.
     Raises `CommandError` when a chat is asked of a model that has no template.
     """
     sampling = options.sampling()
-    async with _opened(options, sampling, open_engine) as (engine, load):
+    async with _opened(options, sampling, opening) as (engine, load):
         if chat and engine.chat is None:
             raise CommandError(
                 f"{options.model} has no chat template; add --raw or --chat-template"
@@ -78,11 +76,11 @@ def _outcome(engine: Engine, ledger: Ledger, load: float, *, value: object, text
 
 @asynccontextmanager
 async def _opened(
-    options: Options, sampling: GenOptions, open_engine: OpenEngine
+    options: Options, sampling: GenOptions, opening: Opening
 ) -> AsyncIterator[tuple[Engine, float]]:
     """An open engine, and the seconds that opening it took."""
-    started = time.perf_counter()
-    async with open_engine(options.model, **options.engine()) as engine:
+    async with opening.engine as engine:
+        load = time.perf_counter() - opening.started
         if options.verbose:
             write_defaults(engine, sampling)
-        yield engine, time.perf_counter() - started
+        yield engine, load
