@@ -72,6 +72,24 @@ class TestTextOutsideRoles:
             *(opening("user"), CLOSE, Text("C"), opening("assistant"), CLOSE),
         )
 
+    @pytest.mark.parametrize("empty", [0, 1])
+    def test_is_refused_next_to_a_turn_that_cannot_be_found(self, empty: int) -> None:
+        class Searching(OnePiece):
+            """Finds contents by their text, so an empty one seems to be where the last was."""
+
+            def render(self, turns: Sequence[Turn]) -> Rendering:
+                rendering = super().render(turns)
+                starts = list(rendering.starts)
+                starts[empty] = starts[empty - 1] if empty else 0
+                return Rendering(rendering.parts, tuple(starts))
+
+        contents: list[list[Part]] = [[Text("b")], [Text("d")]]
+        contents[empty] = []
+        said = [*turn("user", *contents[0]), Text("C"), *turn("assistant", *contents[1])]
+
+        with pytest.raises(RoleError, match=r"'(user|assistant)' that the chat template shows"):
+            lay_out(said, Searching())
+
     def test_is_refused_where_the_template_has_no_place_for_it(self) -> None:
         class Strange(OnePiece):
             def closing(self, turns: Sequence[Turn]) -> str:

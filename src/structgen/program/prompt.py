@@ -48,6 +48,8 @@ def lay_out(said: Sequence[Said], chat: Chat | None) -> Layout:
     for turn in range(1, len(turns)):
         if not outside[turn]:
             continue
+        for neighbour in (turn - 1, turn):
+            _require_place(turns, starts, neighbour)
         end = _end_of_content(parts, starts[turn - 1], starts[turn])
         closing = chat.closing(turns[:turn])
         before, after = _split(parts[end : starts[turn]], closing, turns[turn])
@@ -98,6 +100,21 @@ def _turns(said: Sequence[Said]) -> tuple[list[Turn], list[list[Part]]]:
         turns.append(Turn(role, tuple(content), open=True))
         outside.append([])
     return turns, outside
+
+
+def _require_place(turns: Sequence[Turn], starts: Sequence[int], turn: int) -> None:
+    """Raise `RoleError` for a turn whose content the rendering could not find.
+
+    It is said to begin where the turn before it does, though markup stands between them.
+    """
+    first_is_found = bool(starts[0] or turns[0].text)
+    found = starts[turn] > starts[turn - 1] if turn else first_is_found
+    if not found:
+        raise RoleError(
+            f"text stands next to a turn of the role {turns[turn].role!r} that the chat template "
+            "shows nothing of, so its place cannot be told; say something in that turn, or put "
+            "the text inside a role"
+        )
 
 
 def _end_of_content(parts: Prompt, first: int, next_start: int) -> int:
