@@ -79,7 +79,7 @@ class Provenance:
 
     def __init__(self, words: Collection[str]) -> None:
         """`words`: the string constants with which the template compares and splits contents."""
-        telling = sorted({word for word in words if word.strip()}, key=len, reverse=True)
+        telling = sorted({word.strip() for word in words} - {""}, key=len, reverse=True)
         self._word = re.compile(f"({'|'.join(map(re.escape, telling)) or '(?!)'})")
         # (role, word) pairs whose replacement was seen to change what the template does. They
         # only save renderings, so it does not matter who adds to them, or when.
@@ -99,6 +99,8 @@ class Provenance:
         for span in sorted(search.locate(stretches), key=_place):
             if not found or span.at >= found[-1].end:
                 found.append(span)
+        if search.failed:
+            found = _with_likely(found, contents, rendering)
         spans = _grown(_merged(found, contents, rendering), contents, rendering)
         whole = sum(len(stretch.text.strip()) for stretch in stretches)
         length = sum(len(content.strip()) for content in contents)
@@ -223,6 +225,25 @@ class _Search:
         return found if at == len(self._rendering) else None
 
 
+def _with_likely(spans: Sequence[Span], contents: Sequence[str], rendering: str) -> list[Span]:
+    """Add turns of which nothing was found, where their text stands once between their neighbours.
+
+    No proof, so that the caller has to check what is left.
+    """
+    found = list(spans)
+    for turn, content in enumerate(contents):
+        floor = max((span.end for span in found if span.turn < turn), default=0)
+        ceiling = min((span.at for span in found if span.turn > turn), default=len(rendering))
+        text = content.strip()
+        if any(span.turn == turn for span in found) or not text:
+            continue
+        if rendering.count(text, floor, ceiling) == 1:
+            start = content.index(text)
+            at = rendering.index(text, floor, ceiling)
+            found.append(Span(turn, start, start + len(text), at))
+    return sorted(found, key=_place)
+
+
 def _merged(spans: Sequence[Span], contents: Sequence[str], rendering: str) -> list[Span]:
     """Join spans of one turn between which content and rendering read the same."""
     found: list[Span] = []
@@ -243,24 +264,31 @@ def _merged(spans: Sequence[Span], contents: Sequence[str], rendering: str) -> l
 def _grown(spans: Sequence[Span], contents: Sequence[str], rendering: str) -> list[Span]:
     """Let spans grow over what touches them and reads the same in content and rendering.
 
-    That is white space at the ends of a content, and words that could not be replaced.
+    That is white space at the ends of a content, and words that could not be replaced. White
+    space of which only a part is there belongs to the template.
     """
     found: list[Span] = []
     for index, span in enumerate(spans):
         turn, start, stop, at = span
-        if start == stop:
-            found.append(span)
-            continue
-        content, end = contents[turn], span.end
-        lowest = max((s.stop for s in spans if s.turn == turn and s.stop <= start), default=0)
-        highest = min(
-            (s.start for s in spans if s.turn == turn and s.start >= stop), default=len(content)
-        )
+        content = contents[turn]
+        others = [other for other in spans if other.turn == turn]
+        lowest = max((s.stop for s in others if s.stop <= start), default=0)
+        highest = min((s.start for s in others if s.start >= stop), default=len(content))
         floor = found[-1].end if found else 0
         ceiling = spans[index + 1].at if index + 1 < len(spans) else len(rendering)
-        while start > lowest and at > floor and content[start - 1] == rendering[at - 1]:
-            start, at = start - 1, at - 1
-        while stop < highest and end < ceiling and content[stop] == rendering[end]:
-            stop, end = stop + 1, end + 1
+        if start < stop:
+            before = _shared(content[lowest:start][::-1], rendering[floor:at][::-1])
+            after = _shared(content[stop:highest], rendering[span.end : ceiling])
+            start, at, stop = start - before, at - before, stop + after
         found.append(Span(turn, start, stop, at))
     return found
+
+
+def _shared(content: str, rendering: str) -> int:
+    """How many characters of `content` the rendering begins with, as `_grown` counts them."""
+    count = 0
+    for ours, theirs in zip(content, rendering, strict=False):
+        if ours != theirs:
+            break
+        count += 1
+    return count if count == len(content) else len(content[:count].rstrip())

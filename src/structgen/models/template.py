@@ -152,7 +152,7 @@ class TemplateChat:
         rendering = render(contents)
         found = self._provenance.search(render, roles, contents, rendering)
         layout = _Layout(seen, rendering, found.spans)
-        if not found.proven and any(map(self._control.search, contents)):
+        if not found.proven:
             self._check_control(render, contents, layout.parts)
         parts, starts = layout.parts, layout.starts
         if turns[-1].open:
@@ -201,8 +201,8 @@ class TemplateChat:
     ) -> None:
         """Raise `TemplateError` unless the template writes these control tokens of its own accord.
 
-        Needed where not all of the contents was proven to stand where it was found, and they
-        spell control tokens: one of those could stand in a `Control` part.
+        Needed where not all of the contents was proven to stand where it was found: a control
+        token that a content spells could then stand in a `Control` part.
         """
         mark = marker(contents)
         harmless = render([f"{mark}{turn}{mark}" for turn in range(len(contents))])

@@ -114,11 +114,19 @@ class _Keys:
             raise self.fail(key, f"is {value!r}, where one number is supported")
         return decimal(value) if isinstance(value, float) else value
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number, as `number`."""
-        if (value := self.number(key, default)) != int(value):
-            raise self.fail(key, f"is {value}, where a whole number is expected")
+    def count(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+        """A whole number of at least `low`, as `number`."""
+        value = self.number(key, default)
+        if not low <= value < 1 << 31 or value != int(value):
+            raise self.fail(key, f"is {value}, where a whole number from {low} on is expected")
         return int(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0, as `number`."""
+        value = float(self.number(key, default))
+        if not 0 < value < math.inf:
+            raise self.fail(key, f"is {value}, where a number above 0 is expected")
+        return value
 
     def refuse_unknown(self) -> None:
         for key, value in self.values.items():
@@ -160,7 +168,7 @@ def config_from(
     Raises `CheckpointError` naming the path and the key that is missing or not supported.
     """
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise CheckpointError(
             f"{path}: the architecture {architecture!r} is not supported; "
             f"supported in GGUF are {', '.join(ARCHITECTURES)}"
@@ -179,12 +187,12 @@ def config_from(
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
         "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
+        "num_hidden_layers": _layers(keys, shapes),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": keys.positive("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.count("context_length"),
         "rope_parameters": _rope(keys, head_dim, rope_factors),
         "tie_word_embeddings": "output.weight" not in shapes,
@@ -193,10 +201,18 @@ def config_from(
     }
 
 
+def _layers(keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    layers = keys.count("block_count")
+    present = len({name.split(".")[1] for name in shapes if name.startswith("blk.")})
+    if layers != present:
+        raise keys.fail("block_count", f"is {layers}, but the file has tensors of {present} blocks")
+    return layers
+
+
 def _head_dim(keys: _Keys, implied: int) -> int:
     head_dim = keys.count("attention.key_length", implied)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if (other := keys.number(key, head_dim)) != head_dim:
+        if (other := keys.count(key, head_dim)) != head_dim:
             raise keys.fail(key, f"is {other}, which differs from the {head_dim} of a head")
     return head_dim
 
@@ -204,7 +220,7 @@ def _head_dim(keys: _Keys, implied: int) -> int:
 def _token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     ids["pad"] = metadata.get("tokenizer.ggml.padding_token_id")
-    return {f"{name}_token_id": token for name, token in ids.items() if token is not None}
+    return {f"{name}_token_id": token for name, token in ids.items() if isinstance(token, int)}
 
 
 def _variants(keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -214,7 +230,7 @@ def _variants(keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, A
         found["attention_bias"] = "blk.0.attn_q.bias" in shapes
     if keys.architecture in {"llama", "smollm3"}:
         found["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
-    if window := keys.count("attention.sliding_window", 0):
+    if window := keys.count("attention.sliding_window", 0, low=0):
         if keys.architecture not in {"llama", "mistral"}:
             raise keys.fail("attention.sliding_window", f"(= {window}) is not supported")
         model_type, class_name = ARCHITECTURES["mistral"]
@@ -222,8 +238,8 @@ def _variants(keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, A
         found["sliding_window"] = window
     if keys.architecture == "smollm3":
         # No key tells it: llama.cpp, too, leaves every fourth layer of this model unrotated.
-        layers = keys.count("block_count")
-        found["no_rope_layers"] = [int((layer + 1) % 4 != 0) for layer in range(layers)]
+        layers = range(_layers(keys, shapes))
+        found["no_rope_layers"] = [int((layer + 1) % 4 != 0) for layer in layers]
     return found
 
 
@@ -231,7 +247,7 @@ def _variants(keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, A
 
 
 def _rope(keys: _Keys, head_dim: int, factors: list[float] | None) -> dict[str, Any]:
-    theta = float(keys.number("rope.freq_base", _DEFAULT_THETA))
+    theta = keys.positive("rope.freq_base", _DEFAULT_THETA)
     if "rope.freq_base" not in keys.values:
         _LOG.warning(
             "%s has no '%s.rope.freq_base'; rope_theta is taken to be %g",
@@ -241,13 +257,13 @@ def _rope(keys: _Keys, head_dim: int, factors: list[float] | None) -> dict[str, 
         )
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     kind = keys.values.get("rope.scaling.type", "none")
-    if (linear := keys.number("rope.scale_linear", 1.0)) != 1.0 and kind == "none":
-        rope |= {"rope_type": "linear", "factor": float(linear)}
+    if (linear := keys.positive("rope.scale_linear", 1.0)) != 1.0 and kind == "none":
+        rope |= {"rope_type": "linear", "factor": linear}
     match kind:
         case "none":
             pass
         case "linear":
-            rope |= {"rope_type": "linear", "factor": float(keys.number("rope.scaling.factor"))}
+            rope |= {"rope_type": "linear", "factor": keys.positive("rope.scaling.factor")}
         case "yarn":
             rope |= _yarn(keys)
         case _:
@@ -262,12 +278,12 @@ def _rope(keys: _Keys, head_dim: int, factors: list[float] | None) -> dict[str, 
 def _yarn(keys: _Keys) -> dict[str, Any]:
     found = {
         "rope_type": "yarn",
-        "factor": float(keys.number("rope.scaling.factor")),
+        "factor": keys.positive("rope.scaling.factor"),
         "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
     }
     for name in ("beta_fast", "beta_slow"):
         if (key := f"rope.scaling.yarn_{name}") in keys.values:
-            found[name] = float(keys.number(key))
+            found[name] = keys.positive(key)
     return found
 
 
@@ -290,9 +306,12 @@ def llama3_factors(theta: float, head_dim: int, rope: Mapping[str, Any]) -> list
 
 def _llama3(keys: _Keys, head_dim: int, theta: float, factors: list[float]) -> dict[str, Any]:
     """The `llama3` parameters that give these factors; raises `CheckpointError` if none do."""
-    trained = keys.values.get("rope.scaling.original_context_length") or 8192
-    candidates = ((4.0, trained), (4.0, 8192), _fitted(theta, head_dim, factors))
-    for high, original in candidates:
+    trained = keys.count("rope.scaling.original_context_length", 8192)
+    candidates = [(4.0, trained), (4.0, 8192)]
+    # Factors below 1 are certainly not of this kind, and could not be divided by.
+    if plausible := min(factors) > 0.99 and max(factors) < math.inf:
+        candidates.append(_fitted(theta, head_dim, factors))
+    for high, original in candidates if plausible else ():
         rope = {
             "rope_type": "llama3",
             "factor": decimal(max(factors)),

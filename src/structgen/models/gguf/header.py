@@ -74,7 +74,8 @@ class GgufFile:
         cursor = _Cursor(self.data, path)
         tensor_count, entry_count = _opening(cursor)
         self.metadata = _metadata(cursor, entry_count)
-        if (parts := self.metadata.get("split.count", 0)) > 1:
+        parts = self.metadata.get("split.count", 0)
+        if parts not in (0, 1):
             raise CheckpointError(
                 f"{path}: this is one of {parts} parts of a split GGUF; "
                 "merge them first (`llama-gguf-split --merge`)"

@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from structgen.errors import CheckpointError
 from structgen.models.gguf.header import GgufFile
 
+_Entry = TypeVar("_Entry", str, int, float)
 _LOG = logging.getLogger(__name__)
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -92,8 +93,8 @@ class GgufVocabulary(msgspec.Struct, frozen=True):
 def vocabulary_from(file: GgufFile) -> GgufVocabulary:
     """Read the tokenizer; raises `CheckpointError` naming what is missing or not supported."""
     keys = _Keys(file.path, file.metadata)
-    tokens: list[str] = keys.listing("tokens")
-    kinds: list[int] = keys.listing("token_type", [_NORMAL] * len(tokens))
+    tokens = keys.listing("tokens", str)
+    kinds = keys.listing("token_type", int, [_NORMAL] * len(tokens))
     if len(kinds) != len(tokens):
         raise keys.fail("token_type", f"has {len(kinds)} entries for {len(tokens)} tokens")
     model = keys.value("model")
@@ -128,11 +129,14 @@ class _Keys:
     def value(self, key: str, default: object = None) -> Any:  # noqa: ANN401 - of any type
         return self._metadata.get(f"tokenizer.ggml.{key}", default)
 
-    def listing(self, key: str, default: list[Any] | None = None) -> list[Any]:
+    def listing(self, key: str, kind: type[_Entry], default: object = None) -> list[_Entry]:
         value = self.value(key, default)
-        if not isinstance(value, list):
-            raise self.fail(key, "is missing" if value is None else f"is no list: {value!r}")
-        return value
+        if value is None:
+            raise self.fail(key, "is missing")
+        try:
+            return msgspec.convert(value, list[kind])  # type: ignore[valid-type]  # at run time
+        except msgspec.ValidationError as error:
+            raise self.fail(key, f"is not what it should be: {error}") from None
 
 
 def _special(keys: _Keys, tokens: Sequence[str]) -> dict[str, str]:
@@ -150,7 +154,6 @@ def _ends(keys: _Keys, count: int) -> Iterable[int]:
         token = keys.value(f"{name}_token_id")
         if isinstance(token, int) and 0 <= token < count:
             yield token
-    yield from keys.value("eos_token_ids") or ()
 
 
 def _added(tokens: Sequence[str], kinds: Sequence[int]) -> list[dict[str, Any]]:
@@ -195,7 +198,7 @@ def _byte_level(keys: _Keys, tokens: Sequence[str], pre: str | None) -> tuple[di
     model = {
         "type": "BPE",
         "vocab": _indexed(keys, tokens),
-        "merges": keys.listing("merges"),
+        "merges": keys.listing("merges", str),
         "ignore_merges": split.ignore_merges,
     }
     definition = _definition(
@@ -239,7 +242,7 @@ def _sentence_piece(keys: _Keys, tokens: list[str], kinds: Sequence[int]) -> dic
 
     The scores of a SentencePiece BPE vocabulary are its merge order (Kudo and Richardson, 2018).
     """
-    scores: list[float] = keys.listing("scores")
+    scores = keys.listing("scores", float)
     if len(scores) != len(tokens):
         raise keys.fail("scores", f"has {len(scores)} entries for {len(tokens)} tokens")
     ordinary = {
