@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from structgen.chat import CHATML
-from structgen.request import Request
 from tests.cli.scripted import CommandLine, options_of
 
 
@@ -122,15 +121,12 @@ class TestJson:
         assert "cannot be written as JSON" in output.err
 
 
-class TestTheDemo:
-    @staticmethod
-    def reply(request: Request) -> str:
-        return {"list": "1. Rest.\n2. Walk.", "detail": "Because.", "summary": "Live."}[
-            request.lineage.parent
-        ]
+DEMO_REPLIES = {"opening": "It pays.", "reason": "Because.", "summary": " live."}
 
+
+class TestTheDemo:
     def test_forks_into_branches_and_joins_again(self, structgen: CommandLine) -> None:
-        engine = structgen.script(self.reply, chat=CHATML)
+        engine = structgen.script(DEMO_REPLIES, chat=CHATML)
 
         output = structgen("demo")
 
@@ -142,15 +138,15 @@ class TestTheDemo:
         ]
 
     def test_shows_a_row_for_each_branch(self, structgen: CommandLine) -> None:
-        structgen.script(self.reply, chat=CHATML)
+        structgen.script(DEMO_REPLIES, chat=CHATML)
 
         output = structgen("demo", "--arg", "count=3")
 
         rows = [line.split()[:3] for line in output.out.splitlines() if line.startswith("branch")]
-        assert sorted(rows) == [["branch", f"{index}:", "detail"] for index in range(3)]
+        assert sorted(rows) == [["branch", f"{index}:", "reason"] for index in range(3)]
 
     def test_asks_greedily(self, structgen: CommandLine) -> None:
-        engine = structgen.script(self.reply, chat=CHATML)
+        engine = structgen.script(DEMO_REPLIES, chat=CHATML)
 
         structgen("demo")
 

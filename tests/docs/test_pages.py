@@ -16,11 +16,13 @@ from structgen.request import GenOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-FENCE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# A block of Python, and what it prints, if a block of text follows at once.
+FENCE = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
 
 
-def blocks(page: Path) -> list[str]:
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Pairs of Python and the output that the page claims for it, "" if it claims none."""
     return FENCE.findall(page.read_text(encoding="utf-8"))
 
 
@@ -44,14 +46,17 @@ def name_of(page: Path) -> str:
 @pytest.mark.usefixtures("default_model")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name_of)
 class TestThePythonOfAPage:
-    def test_runs_from_top_to_bottom_and_prints(self, page: Path) -> None:
+    def test_runs_from_top_to_bottom_and_prints_what_it_claims(self, page: Path) -> None:
         names: dict[str, Any] = {"__name__": "__page__"}
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            for number, block in enumerate(blocks(page)):
+        claimed, printed = [], []
+        for number, (block, output) in enumerate(blocks(page)):
+            stdout = io.StringIO()
+            with contextlib.redirect_stdout(stdout):
                 exec(compile(block, f"{page.name} block {number}", "exec"), names)
+            claimed.append(output)
+            printed.append(stdout.getvalue() if output else "")
 
-        assert printed.getvalue().strip()
+        assert printed == claimed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

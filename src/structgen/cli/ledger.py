@@ -24,18 +24,23 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """A `Backend` over another that notes what passes; `calls` are in the order they finished."""
+    """A `Backend` over another that notes what passes."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._started = time.perf_counter()
-        self.calls: list[Call] = []
+        self._calls: list[Call | None] = []
         self.first_token: float | None = None
 
     @property
     def seconds(self) -> float:
         """Seconds since the ledger was opened."""
         return time.perf_counter() - self._started
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls that finished, in the order in which they started."""
+        return [call for call in self._calls if call is not None]
 
     @property
     def usage(self) -> Usage:
@@ -56,7 +61,7 @@ class Ledger:
     async def generate(self, request: Request, /) -> AsyncIterator[AsyncIterator[Delta]]:
         """Pass a request on and note its deltas on their way back."""
         async with self._backend.generate(request) as deltas:
-            yield _Noted(self, request.lineage, deltas)
+            yield self.watch(request.lineage, deltas)
 
     async def score(
         self,
@@ -84,24 +89,32 @@ class Ledger:
         """Pass on."""
         return self._backend.scope(prefix, namespace=namespace)
 
-    def note(self, lineage: Lineage, delta: Delta) -> None:
-        """Take down one delta."""
+    def watch(self, lineage: Lineage, deltas: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
+        """The same deltas, noted as they pass."""
+        self._calls.append(None)
+        return _Noted(self, len(self._calls) - 1, lineage, deltas)
+
+    def note(self, number: int, lineage: Lineage, delta: Delta) -> None:
+        """Take down one delta of the call of that number."""
         if self.first_token is None and delta.tokens:
             self.first_token = self.seconds
         if delta.finish is not None:
-            self.calls.append(Call(lineage=lineage, finish=delta.finish))
+            self._calls[number] = Call(lineage=lineage, finish=delta.finish)
 
 
 class _Noted:
     """An iterator, not a generator: nothing of it is left to close when it is abandoned."""
 
-    def __init__(self, ledger: Ledger, lineage: Lineage, deltas: AsyncIterator[Delta]) -> None:
-        self._ledger, self._lineage, self._deltas = ledger, lineage, deltas
+    def __init__(
+        self, ledger: Ledger, number: int, lineage: Lineage, deltas: AsyncIterator[Delta]
+    ) -> None:
+        self._ledger, self._number, self._lineage = ledger, number, lineage
+        self._deltas = deltas
 
     def __aiter__(self) -> _Noted:
         return self
 
     async def __anext__(self) -> Delta:
         delta = await anext(self._deltas)
-        self._ledger.note(self._lineage, delta)
+        self._ledger.note(self._number, self._lineage, delta)
         return delta

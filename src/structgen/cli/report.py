@@ -63,7 +63,8 @@ def to_json(outcome: Outcome) -> str:
 
 def show(outcome: Outcome) -> None:
     """Write the text, the value and the cost to stdout."""
-    sys.stdout.write(f"{outcome.text}\n")
+    text = outcome.text.rstrip("\n")
+    sys.stdout.write(f"{text}\n")
     # A program that returns what it wrote last would only be told twice.
     if not isinstance(outcome.value, str) or outcome.value not in outcome.text:
         sys.stdout.write(f"\nvalue: {outcome.value!r}\n")

@@ -53,8 +53,7 @@ async def generate(text: str, options: Options, opening: Opening, *, chat: bool 
         pieces: list[str] = []
         prompt = [{"role": "user", "content": text}] if chats else text
         async with engine.stream(prompt, **sampling) as deltas:
-            async for delta in deltas:
-                ledger.note(Lineage(), delta)
+            async for delta in ledger.watch(Lineage(), deltas):
                 pieces.append(delta.text)
                 if not options.json:
                     sys.stdout.write(delta.text)
