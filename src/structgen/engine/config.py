@@ -50,7 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context      tokens of prompt and output together; None: what the model was trained for
     radix            share prefixes between requests
     seed             of requests that bring none: request n then draws from (seed, n)
-    threads          of torch, None: one per usable core
+    threads          of torch; None: torch's own choice, one per core or OMP_NUM_THREADS
     worker           compute in a worker thread; False computes in the event loop's own thread,
                      which blocks it: for scripts without other tasks, and for tests
     chat_template    file with a Jinja template to use in place of the model's own
@@ -92,11 +92,6 @@ def config_from(options: EngineOptions) -> EngineConfig:
     if unknown := sorted(set(options) - set(known)):
         raise OptionError(unknown[0], f"unknown option; the options are {', '.join(known)}")
     return EngineConfig(**options)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory() -> int:

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from structgen.engine.assemble import assemble, scored_positions
-from structgen.engine.batch import Batch, Picked
+from structgen.engine.batch import Batch, Picked, assemble, scored_positions
 from structgen.engine.pool import Pool
 from structgen.engine.radix import Ids
 from structgen.engine.schedule import Schedule, Slice
@@ -86,9 +85,9 @@ class Core:
 
     def submit(self, job: Job) -> None:
         """Queue a job. Raises `PromptError` if it could never run."""
-        sequence = Sequence(job, self._arrivals)
-        if not sequence.prompt_length:
+        if not len(job.prompt):
             raise PromptError("the prompt is empty: it has no token to continue from")
+        sequence = Sequence(job, self._arrivals)
         if sequence.max_length > self.pool.total:
             raise PromptError(
                 f"{sequence.prompt_length} prompt tokens and up to "
@@ -242,6 +241,7 @@ class Core:
             tokens=tokens,
             text=piece.text,
             tail=piece.tail,
+            partial=reason is None and text.partial,
             logprobs=logprobs,
             prompt_logprobs=tuple(sequence.prompt_logprobs) if first else (),
         )

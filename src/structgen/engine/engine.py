@@ -19,10 +19,11 @@ from typing import Any, Self, Unpack, overload
 
 import anyio.to_thread
 import numpy as np
+import torch
 
 from structgen.backend import Capabilities
 from structgen.chat import Chat, Message, Turn, turns_from
-from structgen.engine.config import EngineOptions, config_from, usable_cores
+from structgen.engine.config import EngineOptions, config_from
 from structgen.engine.core import Core, Failure, Outcome
 from structgen.engine.encode import Encoder, ids_prompt
 from structgen.engine.loading import Loaded, load
@@ -114,7 +115,7 @@ class Engine:
             self._core,
             loaded.runner,
             self._deliver,
-            threads=self.config.threads or usable_cores(),
+            threads=self.config.threads or torch.get_num_threads(),
             worker=self.config.worker,
         )
         self._open = True

@@ -18,7 +18,6 @@ from structgen.engine.config import (
     choose_slots,
 )
 from structgen.engine.runner import Runner, slot_bytes
-from structgen.errors import OptionError
 from structgen.models.checkpoint import Checkpoint, open_checkpoint
 from structgen.models.registry import build
 from structgen.models.resolve import resolve
@@ -48,16 +47,9 @@ def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded
         device=torch.device(device),
         max_context=config.max_context,
     )
-    trained = decoder.config.max_context
-    if config.max_context is not None and config.max_context > trained:
-        raise OptionError(
-            "max_context",
-            f"the model was trained for {trained} tokens, {config.max_context} is more",
-        )
-    max_context = config.max_context or trained
     available = available_memory()
-    slots = choose_slots(config, slot_bytes(decoder, dtype), max_context, available)
-    return Loaded(checkpoint, Runner(decoder, slots, dtype), dtype, slots, max_context)
+    slots = choose_slots(config, slot_bytes(decoder, dtype), decoder.max_context, available)
+    return Loaded(checkpoint, Runner(decoder, slots, dtype), dtype, slots, decoder.max_context)
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -81,6 +81,7 @@ class Radix:
         # A heap of (used, order, node); entries go stale when a node is used or locked: `evict`.
         self._leaves: list[tuple[int, int, Node]] = []
         self._order = 0
+        self._dead = 0  # entries of the heap whose node is no longer in the tree
 
     @property
     def size(self) -> int:
@@ -231,6 +232,7 @@ class Radix:
         while missing > 0 and self._leaves:
             used, _, node = heapq.heappop(self._leaves)
             node.offered = False
+            self._dead -= node.dead
             if node.dead or node.locks or node.children or node.pending:
                 continue  # stale: it is offered again when it becomes evictable
             if node.used != used:
@@ -273,11 +275,16 @@ class Radix:
             assert node.parent is not None
             del node.parent.children[int(node.tokens[0])]
             node.dead = True
+            self._dead += node.offered
             self.evictable -= len(node.tokens)
             slots.append(node.slots)
             self._offer(node.parent)
             if node.parent.namespace is not None and not node.parent.children:
                 del self._roots[node.parent.namespace]
+        if 2 * self._dead > len(self._leaves):
+            self._leaves = [entry for entry in self._leaves if not entry[-1].dead]
+            heapq.heapify(self._leaves)
+            self._dead = 0
         return np.concatenate(slots) if slots else NO_SLOTS
 
     def _offer(self, node: Node) -> None:

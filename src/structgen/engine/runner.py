@@ -7,6 +7,7 @@ Used   by `loop`, in the order forward, pick.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,12 +26,8 @@ class Runner:
         self.device = decoder.device
         width = decoder.shape.kv_heads * decoder.shape.head_dim
         shape = (slots + 1, width)
-
-        def pools() -> list[Tensor]:
-            # Zeroed, not empty: a padded read of stale memory could be NaN, and NaN * 0 is NaN.
-            return [torch.zeros(shape, dtype=dtype, device=self.device) for _ in decoder.layers]
-
-        self.k_pools, self.v_pools = pools(), pools()
+        self.k_pools = [zeros(shape, dtype, self.device) for _ in decoder.layers]
+        self.v_pools = [zeros(shape, dtype, self.device) for _ in decoder.layers]
         self._attention = attention_for(self.device)(
             self.k_pools, self.v_pools, decoder.shape, decoder.layers, decoder.cos_sin_pd
         )
@@ -50,6 +47,19 @@ class Runner:
     def pick(self, logits_rv: Tensor, batch: Batch, mask: Tensor | None = None) -> Picked:
         """Draw tokens and look up log-probabilities; `logits_rv` is only read."""
         return pick(logits_rv, batch.rows, mask)
+
+
+def zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, on a CPU without touching the memory: pages come into being as slots are used.
+
+    Zeros and not stale memory: a padded read that met a NaN there would spread it (0 * NaN).
+    `torch.zeros` writes them one by one, seconds of work for a pool of gigabytes.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    rows, width = shape
+    raw = np.zeros((rows, width * dtype.itemsize), np.uint8)
+    return torch.from_numpy(raw).view(dtype)
 
 
 def slot_bytes(decoder: Decoder, dtype: torch.dtype) -> int:

@@ -146,6 +146,11 @@ class TextStream:
         # ascending; the first is the last settled token, where `_recent` begins.
         self._marks = deque([(0, 0)])
 
+    @property
+    def partial(self) -> bool:
+        """Whether the text given out and the settled tokens end at different places."""
+        return bool(self._partial) if self._stops is None else self._given > 0
+
     def push(self, token: int, *, allow_stop: bool = True) -> Piece:
         """Add a token of the output. Nothing may follow a stop or a flush.
 

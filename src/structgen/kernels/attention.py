@@ -2,7 +2,8 @@
 
 Shape legend, used by every name in this room:
     T tokens of the step, all sequences end to end    B sequences    S pool slots    L layers
-    H query heads    K key/value heads    D head dim    X = (H + 2K) * D    R logit rows    V vocabulary
+    H query heads    K key/value heads    D head dim    X = (H + 2K) * D    R logit rows
+    V vocabulary
 
 Keys and values live in a pool of S token slots: per layer one flat tensor `k_pool_sx` and one
 `v_pool_sx` of shape [S, K * D], owned by the runner. Slot 0 is padding: written to by padded rows,
@@ -100,4 +101,6 @@ class AttentionType(Protocol):
         shape: HeadShape,
         layers: Sequence[LayerSpec],
         cos_sin_pd: Tensor,
-    ) -> Attention: ...
+    ) -> Attention:
+        """Bind to the pools; tensors are referred to, not copied."""
+        ...

@@ -1,0 +1,1 @@
+"""Benchmarks: structgen paired with its peers. `python -m benchmarks --help`."""
