@@ -31,17 +31,17 @@ class Opening(NamedTuple):
 
 
 def open_engine(model: str, **options: Any) -> AbstractAsyncContextManager[Engine]:
-    """An `Engine`, its model fetched if it has a name of its own and is not here yet.
+    """An `Engine` whose model is here: what has to be fetched is fetched, with a progress bar.
 
-    Imports torch, for which help and mistakes need not wait. Blocks: call it before the event loop
-    runs, so that an interruption ends a download at once.
+    Blocks: call it before the event loop runs, so that an interruption ends a download at once.
+    Torch is imported after the model was found, because a wrong name need not wait for it.
     """
-    from structgen.cli.fetching import fetch_if_known
+    from structgen.cli.fetching import locate
+
+    path = locate(model)
     from structgen.engine.engine import Engine
 
-    engine = Engine(model, **options)
-    fetch_if_known(model)
-    return engine
+    return Engine(path, **options)
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:

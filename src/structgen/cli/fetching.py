@@ -1,47 +1,70 @@
-"""Fetching a model, with a progress bar where a person is watching.
+"""Fetching a model, with a progress bar on stderr once there is something to fetch.
 
-Used   by `structgen pull`, and before an engine opens a known model that is not here yet.
+Used   by `structgen pull`, and by the other commands before they open an engine.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
-from structgen.models.pull import Progress, cached, known_model
-from structgen.models.resolve import pull
+from structgen.models.resolve import pull, resolve
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 def fetch(model: str) -> Path:
     """Fetch a model unless it is here; returns where it is. Raises `ModelError`."""
-    with _bar() as progress:
-        return pull(model, progress)
+    with _Bar() as bar:
+        return pull(model, bar.advance)
 
 
-def fetch_if_known(model: str) -> None:
-    """Fetch a model that has a name of its own and is not here; others are left to the engine."""
-    known = known_model(model)
-    if known is not None and cached(known) is None:
-        fetch(model)
+def locate(model: str) -> Path:
+    """Where a model is, fetched if that is needed and possible. Raises `ModelError`."""
+    with _Bar() as bar:
+        return resolve(model, progress=bar.advance)
 
 
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    """A function that shows stage, bytes done and bytes in all on stderr."""
+class _Bar:
+    """Shows stages of work in bytes; until the first it shows, and imports, nothing."""
+
+    def __init__(self) -> None:
+        self._display: Progress | None = None
+        self._stages: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._display is not None:
+            self._display.stop()
+
+    def advance(self, stage: str, done: int, total: int) -> None:
+        """Show that `done` of `total` bytes of a stage are done."""
+        if self._display is None:
+            self._display = _display()
+            self._display.start()
+        if stage not in self._stages:
+            self._stages[stage] = self._display.add_task(stage, total=total)
+        self._display.update(self._stages[stage], completed=done)
+
+
+def _display() -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Display
 
-    columns = (TextColumn("{task.description:>8}"), BarColumn(), DownloadColumn())
-    console = Console(file=sys.stderr)
-    with Display(*columns, TransferSpeedColumn(), console=console) as display:
-        stages: dict[str, TaskID] = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in stages:
-                stages[stage] = display.add_task(stage, total=total)
-            display.update(stages[stage], completed=done)
-
-        yield progress
+    return progress.Progress(
+        progress.TextColumn("{task.description:>8}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        console=Console(file=sys.stderr),
+    )
