@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -655,7 +656,7 @@ def varied(count: int, vocabulary: int) -> tuple[Logits, list[Row], list[LogitEd
 class TestBatchMates:
     """A row never feels the others, to the last bit."""
 
-    COUNT, VOCABULARY = 60, 49_152
+    COUNT, VOCABULARY = 30, 49_152
 
     @staticmethod
     @functools.cache
@@ -679,6 +680,15 @@ class TestBatchMates:
         logprobs = picked.logprobs_r.view(np.int32).tolist()
         return list(zip(picked.tokens_r.tolist(), logprobs, picked.top, strict=True))
 
+    @pytest.fixture(params=[1, 2], ids="{} threads".format)
+    def threads(self, request: pytest.FixtureRequest) -> Iterator[int]:
+        """With several, torch adds up a lone row in other pieces than one among many."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(request.param)
+        yield request.param
+        torch.set_num_threads(before)
+
+    @pytest.mark.usefixtures("threads")
     def test_change_nothing(self) -> None:
         together = self.outcome(list(range(self.COUNT)))
 
