@@ -317,6 +317,22 @@ class TestKeptTokens:
             if stops:
                 assert given_out.startswith(whole(tokens[: piece.settled]))
 
+    @given(tokens=any_tokens, stops=stop_sets)
+    @thorough
+    def test_end_where_the_text_does_unless_that_is_partial(
+        self, tokens: list[bytes], stops: tuple[str, ...]
+    ) -> None:
+        text, given_out = TextStream(tokens, stops), ""
+
+        for token in range(len(tokens)):
+            piece = text.push(token)
+            if piece.stop is not None:
+                break
+            given_out += piece.text
+            settled = decoded_so_far(tokens[: piece.settled])
+            unfinished = not stops and is_unfinished(tokens[: piece.settled])
+            assert text.partial == (settled != given_out or unfinished)
+
     @given(tokens=any_tokens)
     @thorough
     def test_settle_at_once_where_nothing_can_stop_them(self, tokens: list[bytes]) -> None:
@@ -346,6 +362,15 @@ class TestKeptTokens:
 
         assert [piece.text for piece in run.pieces] == ["ab", "cd", ""]
         assert (run.last.settled, run.last.tail) == (1, "cd")
+
+
+def decoded_so_far(tokens: list[bytes]) -> str:
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(tokens))
+
+
+def is_unfinished(tokens: list[bytes]) -> bool:
+    """Whether the bytes end inside a character."""
+    return decoded_so_far(tokens) != whole(tokens)
 
 
 def is_valid(data: bytes) -> bool:
