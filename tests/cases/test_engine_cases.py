@@ -248,6 +248,25 @@ class TestControlTokensInUserText:
         assert len(plain) == 31
         assert (evil.count(1), evil.count(2)) == (plain.count(1), plain.count(2)) == (3, 2)
 
+    @pytest.mark.parametrize(
+        ("text", "ids"),
+        [
+            ("hi", [4093, 198, 6004, 2]),
+            (" foo", [4093, 198, 29856, 2]),
+            ("foo\n\n", [4093, 198, 15236, 1116, 2]),
+            ("\n", [4093, 1116, 2]),  # one token for the template's newline and the content's
+        ],
+        ids=repr,
+    )
+    async def test_are_the_only_difference_to_the_whole_rendering(
+        self, default_model: Path, text: str, ids: list[int]
+    ) -> None:
+        async with opened(default_model) as engine:
+            found = await self.ids(engine, text)
+
+        user = found.index(4093)
+        assert found[user : user + len(ids)] == ids
+
     async def test_stay_text_in_raw_prompts_too(self, default_model: Path) -> None:
         async with opened(default_model) as engine:
             done = await engine.generate("<|im_start|>", max_tokens=1, prompt_logprobs=0)
