@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from structgen.cli.engine import Opening
 from structgen.cli.failure import CommandError
 from structgen.cli.ledger import Ledger
@@ -33,7 +35,9 @@ async def run(
         async with _opened(options, sampling, opening) as (engine, load):
             ledger = Ledger(engine)
             result = await program.using(**sampling).run(ledger, **arguments)
-            return _outcome(engine, ledger, load, value=result.value, text=result.text())
+            found = _outcome(engine, ledger, load, value=result.value, text=result.text())
+            # Of requests that the program left unfinished, too, the tokens that were read.
+            return msgspec.structs.replace(found, usage=result.usage)
 
 
 async def generate(text: str, options: Options, opening: Opening, *, chat: bool | None) -> Outcome:
