@@ -112,7 +112,7 @@ class Core:
         if sequence.status is Status.WAITING:
             self.schedule.waiting.remove(sequence)
             self._forget(sequence)
-        elif not self.in_flight:
+        elif not any(piece.sequence is sequence for piece in self._in_flight or ()):
             self._release(sequence)
 
     def open_scope(self, number: int, namespace: Namespace, ids: Ids) -> None:
@@ -153,12 +153,15 @@ class Core:
             sequence = piece.sequence
             rows = range(row, row + len(scored_positions(piece)) + samples(piece))
             row = rows.stop
+            broken = bool(picked.broken_r[rows.start : rows.stop].any())
             if sequence.aborted:
-                self._release(sequence)
-            elif picked.broken_r[rows.start : rows.stop].any():
+                self._release(sequence, trusted=not broken)
+            elif broken:
                 outcomes.append(self._break(sequence))
             else:
                 sequence.computed = piece.start + piece.count
+                if samples(piece) and sequence.node is not None:
+                    self.schedule.radix.prove(sequence.node)
                 outcomes.extend(self._advance(piece, picked, rows))
         self.schedule.radix.land()
         return outcomes
@@ -167,7 +170,7 @@ class Core:
         """The step in flight has raised: its requests fail, what they published is withdrawn."""
         slices = self._land(batch)
         outcomes: list[Outcome] = []
-        self.schedule.unpin_pending()
+        self.schedule.retreat(lambda node: node.pending)
         for piece in slices:
             sequence = piece.sequence
             self._release(sequence)

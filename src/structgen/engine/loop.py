@@ -88,13 +88,24 @@ class Loop:
                 await asyncio.sleep(0)
 
     async def stop(self, task: asyncio.Task[None]) -> None:
-        """End the loop after the step in flight; the worker must not outlive its memory."""
+        """End the loop after the step in flight; the worker must not outlive its memory.
+
+        A cancellation that arrives meanwhile is heeded when that is done.
+        """
         self._stopping = True
         self._work.set()
+        cancelled: asyncio.CancelledError | None = None
+        # The shield keeps anyio's cancellation out, but not a plain `Task.cancel`.
         with anyio.CancelScope(shield=True):
-            await asyncio.wait([task])
+            while not task.done():
+                try:
+                    await asyncio.wait([task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
             if self._worker is not None:
                 self._worker.shutdown(wait=True)
+        if cancelled is not None:
+            raise cancelled
 
     async def _step(self, batch: Batch) -> list[Outcome]:
         try:
@@ -102,13 +113,23 @@ class Loop:
                 picked = self._compute(batch)
             else:
                 loop = asyncio.get_running_loop()
-                picked = await loop.run_in_executor(self._worker, self._compute, batch)
+                picked = await loop.run_in_executor(self._worker, self._compute_apart, batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to these requests
             return self._core.fail(batch, error)
         return self._core.commit(batch, picked)
 
     def _compute(self, batch: Batch) -> Picked:
         return self._computer.pick(self._computer.forward(batch), batch)
+
+    def _compute_apart(self, batch: Batch) -> Picked:
+        try:
+            return self._compute(batch)
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            # A future refuses StopIteration, and the loop would wait for ever; what is no
+            # Exception (a Rust panic, say) would end the loop unseen.
+            raise RuntimeError(f"the computation raised {error!r}") from error
 
 
 def _frees_a_program(outcomes: list[Outcome]) -> bool:

@@ -1,13 +1,16 @@
 """The radix tree: which token prefixes have their keys and values in the pool.
 
 Owns   the mapping from token prefixes to slots, one tree per namespace. Owns no tensor.
-Holds  every slot in the tree is in exactly one node; a locked node's ancestors are locked;
-       `evictable + locked == size`; a parent was used no earlier than its children.
+Holds  every slot in the tree is in exactly one node; a locked node's ancestors are locked, a
+       proven one's are proven; `evictable + locked == size`; a parent was used no earlier than
+       its children.
 Used   by `schedule` (match, publish, lock, evict) and `core` (insert, unlock).
 
 The tree is the one of SGLang's RadixAttention (Zheng et al., 2024) at token granularity. New here:
 nodes are published when a step is planned, before they are computed, so that requests of the same
 step share them; they are `pending` until the step lands and are taken out again if it fails.
+A node is `proven` once finite logits have been computed from it: whatever breaks later, its keys
+and values are good.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class Node:
         "parent",
         "pending",
         "pins",
+        "proven",
         "slots",
         "tokens",
         "used",
@@ -52,6 +56,7 @@ class Node:
         self.pins = 0
         self.used = 0
         self.pending = False
+        self.proven = False
         self.dead = False
         self.offered = False  # stands in the heap of leaves
 
@@ -103,10 +108,13 @@ class Radix:
         return length, unlocked
 
     def root(self, namespace: Namespace) -> Node:
-        """The root of a namespace's tree: what a holder of nothing holds."""
+        """The root of a namespace's tree: what a holder of nothing holds.
+
+        One without children is not kept, or the map would grow with every namespace ever named.
+        """
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Node(None, NO_IDS, NO_SLOTS)
+            root = Node(None, NO_IDS, NO_SLOTS)
             root.namespace = namespace
         return root
 
@@ -148,6 +156,8 @@ class Radix:
             leaf.used = self._clock
             leaf.pending = pending
             node.children[int(ids[known])] = leaf
+            if node.parent is None:
+                self._roots[namespace] = node
             self.evictable += len(leaf.tokens)
             if pending:
                 self._pending.append(leaf)
@@ -168,26 +178,29 @@ class Radix:
         What hangs below them goes too: without its prefix it cannot be used. Nothing may hold a
         lock there any more. Returns the slots, for the caller to free.
         """
-        doomed: list[Node] = []
-        stack = [node for node in self._pending if not node.dead]
+        doomed = _subtree([node for node in self._pending if not node.dead])
         self._pending.clear()
-        while stack:
-            node = stack.pop()
-            if not node.dead:
-                node.dead = True
-                doomed.append(node)
-                stack.extend(node.children.values())
-        # Children before parents, whichever of them was found first.
-        return self._take_out(sorted(doomed, key=lambda node: -node.depth))
+        return self._take_out(doomed)
+
+    def prove(self, node: Node) -> None:
+        """Finite logits have been computed from this node and all before it."""
+        for step in node.path():
+            if step.proven:
+                break
+            step.proven = True
 
     def discard(self, node: Node) -> Slots:
-        """Take out the unlocked, childless end of a path whose values are not to be trusted."""
-        doomed: list[Node] = []
+        """Take out the end of a path whose values are not to be trusted.
+
+        That is what is neither proven nor locked, with all that hangs below it. What is locked
+        stays until its holder fails or proves it.
+        """
+        top: Node | None = None
         for step in node.path():
-            if step.locks or len(step.children) > (1 if doomed else 0):
+            if step.locks or step.proven:
                 break
-            doomed.append(step)
-        return self._take_out(doomed)
+            top = step
+        return self._take_out(_subtree([top] if top else []))
 
     def lock(self, node: Node) -> None:
         """Protect a node and its ancestors from eviction; one `unlock` per `lock`."""
@@ -259,7 +272,7 @@ class Radix:
         assert node.parent is not None
         upper = Node(node.parent, node.tokens[:length], node.slots[:length])
         upper.locks, upper.pins, upper.used = node.locks, node.pins, node.used
-        upper.pending = node.pending
+        upper.pending, upper.proven = node.pending, node.proven
         if upper.pending:
             self._pending.append(upper)
         upper.children[int(node.tokens[length])] = node
@@ -295,6 +308,18 @@ class Radix:
         node.offered = True
         self._order += 1
         heapq.heappush(self._leaves, (node.used, self._order, node))
+
+
+def _subtree(tops: Sequence[Node]) -> list[Node]:
+    """The nodes at or below any of `tops`, each once, children before their parents."""
+    found: dict[Node, int] = {}
+    stack = [(top, top.depth) for top in tops]
+    while stack:
+        node, depth = stack.pop()
+        if node not in found:
+            found[node] = depth
+            stack.extend((child, depth + len(child.tokens)) for child in node.children.values())
+    return sorted(found, key=lambda node: -found[node])
 
 
 def _common(a: Ids, b: Ids) -> int:

@@ -12,6 +12,9 @@ a retracted sequence computes its output like a prompt.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable
+
 import msgspec
 
 from structgen.engine.pool import Pool
@@ -130,7 +133,12 @@ class Schedule:
         The longest-prefix-first order of SGLang, which starves requests that never hit; here
         each time that a later arrival overtakes counts as `AGING` tokens of hit.
         """
-        candidates = self.waiting[:COMPARED]
+        candidates = self.waiting
+        if len(candidates) > COMPARED:
+            # Not the first in the list: retracted ones, though older, stand at its end.
+            candidates = heapq.nsmallest(
+                COMPARED, candidates, key=lambda s: (-s.request.priority, s.arrival)
+            )
         if len(candidates) < 2:
             return list(candidates)
 
@@ -306,7 +314,7 @@ class Schedule:
         """Take a sequence out of the running ones and give up everything it holds.
 
         What it has computed goes to the tree, unlocked; if it is not `trusted` it goes nowhere,
-        and what it alone has published is taken out again.
+        and what it has published is taken out again, unless somebody else holds or has proven it.
         """
         self.running.remove(sequence)
         shared, written = sequence.shared, max(sequence.computed, sequence.shared)
@@ -322,6 +330,8 @@ class Schedule:
         else:
             self.pool.give_back(sequence.own_slots().copy())
             self.radix.unlock(sequence.node)
+            doubted = {node for node in sequence.node.path() if not node.proven}
+            self.retreat(doubted.__contains__)
             self.pool.give_back(self.radix.discard(sequence.node))
         sequence.node = None
         sequence.shared = sequence.computed = sequence.allocated = 0
@@ -366,8 +376,16 @@ class Schedule:
             scope.soft = True
         return bool(pinned)
 
-    def unpin_pending(self) -> None:
-        """Before pending nodes are withdrawn: let go of those that scopes have pinned."""
+    def retreat(self, doubted: Callable[[Node], bool]) -> None:
+        """Let go of pinned nodes that are to be taken out; what is above them stays pinned."""
         for scope in self.scopes.values():
-            if scope.node is not None and any(node.pending for node in scope.node.path()):
-                self._unpin(scope)
+            path = list(scope.node.path()) if scope.node is not None else []
+            highest = max((i for i, node in enumerate(path) if doubted(node)), default=-1)
+            if highest < 0:
+                continue
+            kept = path[highest + 1 : highest + 2]
+            for node in kept:
+                self.radix.pin(node)
+            self._unpin(scope)
+            for node in kept:
+                scope.node, scope.length = node, node.depth

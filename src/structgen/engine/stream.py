@@ -44,6 +44,8 @@ class Mailbox:
 
     async def take(self) -> Delta | None:
         """The next delta, None after the last. Raises the error that ended the stream."""
+        if self._reader is not None:
+            raise GenerationError("this stream is being read already; read it from one task")
         while not self._deltas:
             if self._error is not None:
                 raise self._error
@@ -99,6 +101,8 @@ class DeltaStream(AbstractAsyncContextManager["DeltaStream"], AsyncIterator[Delt
         if self._finalizer is not None and self._request is not None:
             self._finalizer.detach()
             self._abandon(self._request)
+            # Nothing arrives any more: whoever reads on must not wait for it.
+            self._mailbox.fail(GenerationError("this stream was left before it had finished"))
 
     def __aiter__(self) -> Self:
         return self

@@ -1,0 +1,316 @@
+"""A computer without tensors: it fills slots with tags and checks everything that it reads.
+
+The tag of a token is a hash of its namespace and of all tokens up to it: what its keys and values
+depend on. The next token and every log-probability are functions of that tag. So whatever the
+engine does with caching, chunking or retraction, the output is the one of a ten-line model; and
+a slot that holds anything but the tag of its position is a bug of the engine, seen at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structgen.engine.batch import Batch, Picked
+from structgen.engine.core import Core, Failure, Outcome
+from structgen.engine.sequence import Job
+from structgen.engine.text import TextStream
+from structgen.errors import StructgenError
+from structgen.kernels.attention import PADDING_SLOT, Layout
+from structgen.request import (
+    Delta,
+    Finish,
+    Lineage,
+    Namespace,
+    Request,
+    Sampling,
+    Tokens,
+    Want,
+)
+
+VOCABULARY = 5
+TABLE = tuple(bytes([ord("a") + token]) for token in range(VOCABULARY))
+PLAIN = Namespace()
+NOTHING_ELSE = Want()
+POISON = -1  # the tag of keys and values that are not finite; whatever reads them is poisoned too
+_MASK = (1 << 62) - 1
+
+
+@cache
+def root_tag(namespace: Namespace) -> int:
+    """What the tag of a first token is derived from."""
+    return zlib.crc32(repr(namespace).encode()) + 1
+
+
+def extend(tag: int, token: int) -> int:
+    """The tag of a token that stands after the one with `tag`."""
+    if tag == POISON:
+        return POISON
+    mixed = (tag ^ (token + 1)) * 0x9E3779B97F4A7C15 & _MASK
+    return mixed ^ mixed >> 29
+
+
+def path_tags(namespace: Namespace, ids: Sequence[int]) -> list[int]:
+    """The tags of a whole path."""
+    tags: list[int] = []
+    tag = root_tag(namespace)
+    for token in ids:
+        tag = extend(tag, token)
+        tags.append(tag)
+    return tags
+
+
+def next_token(tag: int, banned: Collection[int] = ()) -> int | None:
+    """The token after the one with `tag`; None if all are banned."""
+    for offset in range(VOCABULARY):
+        token = ((tag >> 7) + offset) % VOCABULARY
+        if token not in banned:
+            return token
+    return None
+
+
+def logprob(tag: int, token: int) -> float:
+    """The log-probability of `token` after the one with `tag`; exact in float32."""
+    return -float(((tag >> 3) + 7 * token) % 97) / 8
+
+
+class TagMemory:
+    """The pool of a model that does not exist: one tag a slot.
+
+    `roots` of a call: per sequence of the batch the tag that its first token is derived from.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.tags = [0] * (slots + 1)
+
+    def compute(
+        self,
+        batch: Batch,
+        roots: Sequence[int],
+        *,
+        poisoned: Collection[int] = (),
+        broken: Collection[int] = (),
+    ) -> Picked:
+        """Run a step. Of the sequences in `poisoned` keys and values come out not finite, of
+        those in `broken` only the logits.
+        """
+        tags_t = self._write(batch, roots, poisoned)
+        owner_t = np.repeat(np.arange(len(roots)), np.diff(batch.layout.query_start_b1)).tolist()
+        return self._pick(batch, tags_t, [owner_t[row] in broken for row in batch.logit_rows_r])
+
+    def lose(self, batch: Batch) -> None:
+        """Do what a step that raises may have done: leave rubbish in the slots it writes."""
+        for slot in batch.layout.slots_t.tolist():
+            self.tags[slot] = 0
+
+    def _write(self, batch: Batch, roots: Sequence[int], poisoned: Collection[int]) -> list[int]:
+        layout, tokens_t = batch.layout, batch.tokens_t.tolist()
+        slots_t = layout.slots_t.tolist()
+        tags_t = [0] * len(tokens_t)
+        contexts = [context.tolist() for context in layout.context_b]
+        # By position: a row may read what another row of this step writes, but never a later one.
+        for position, row, owner in sorted(_rows(layout)):
+            before = self.tags[contexts[owner][position - 1]] if position else roots[owner]
+            tag = extend(before, tokens_t[row])
+            slot = slots_t[row]
+            if slot == PADDING_SLOT:
+                kept = self.tags[contexts[owner][position]]
+                assert kept in {tag, POISON}, f"row {row} relies on a slot with another content"
+                tag = kept
+            else:
+                tag = POISON if owner in poisoned else tag
+                self.tags[slot] = tag
+            tags_t[row] = tag
+        return tags_t
+
+    def _pick(self, batch: Batch, tags_t: list[int], broken: list[bool]) -> Picked:
+        rows = batch.rows
+        banned = {edit.row: set(edit.banned_ids.tolist()) for edit in rows.edits}
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        top: list[tuple[tuple[int, float], ...]] = []
+        for number, row in enumerate(batch.logit_rows_r.tolist()):
+            tag, target = tags_t[row], int(rows.target_r[number])
+            drawn = next_token(tag, banned.get(number, ())) if target < 0 else target
+            broken[number] = broken[number] or tag == POISON or drawn is None
+            tokens.append(drawn or 0)
+            logprobs.append(logprob(tag, tokens[-1]))
+            likeliest = range(max(0, int(rows.logprobs_r[number])))
+            top.append(tuple((token, logprob(tag, token)) for token in likeliest))
+        return Picked(
+            np.array(tokens, np.int64),
+            np.array(logprobs, np.float32),
+            tuple(top),
+            np.array(broken, np.bool_),
+        )
+
+
+def _rows(layout: Layout) -> Iterator[tuple[int, int, int]]:
+    """(position, row, sequence) of every row that is not padding."""
+    starts = layout.query_start_b1.tolist()
+    for owner, context in enumerate(layout.context_b):
+        first = len(context) - (starts[owner + 1] - starts[owner])
+        for row in range(starts[owner], starts[owner + 1]):
+            yield first + row - starts[owner], row, owner
+
+
+def layout_faults(batch: Batch) -> list[str]:
+    """What is wrong with a batch, whatever its slots hold; empty for a good one."""
+    layout = batch.layout
+    slots = layout.slots_t
+    width, end = len(batch.tokens_t), int(layout.query_start_b1[-1])
+    faults: list[str] = []
+    real = slots[slots != PADDING_SLOT]
+    if len(set(real.tolist())) < len(real):
+        faults.append(f"two rows write the same slot: {slots}")
+    if slots[end:].any() or layout.positions_t[end:].any() or not end <= width == len(slots):
+        faults.append(f"padding rows touch slots: {slots[end:]}")
+    faults += [
+        f"a context holds padding, or a slot twice: {context}"
+        for context in layout.context_b
+        if PADDING_SLOT in context or len(set(context.tolist())) < len(context)
+    ]
+    for position, row, owner in _rows(layout):
+        if layout.positions_t[row] != position:
+            faults.append(f"row {row} is at {position}, not {layout.positions_t[row]}")
+        if slots[row] not in {PADDING_SLOT, layout.context_b[owner][position]}:
+            faults.append(f"row {row} writes to a slot that its own context does not hold")
+    return faults
+
+
+class FakeComputer:
+    """A computer for the loop; the first `forward` numbered in `failing` (from 1) raises."""
+
+    def __init__(self, slots: int, failing: dict[int, BaseException] | None = None) -> None:
+        self.memory = TagMemory(slots)
+        self.steps = 0
+        self._failing = failing or {}
+
+    def forward(self, batch: Batch) -> Tensor:
+        self.steps += 1
+        if error := self._failing.get(self.steps):
+            self.memory.lose(batch)
+            raise error
+        return torch.empty(len(batch.logit_rows_r), 0)
+
+    def pick(self, logits_rv: Tensor, batch: Batch) -> Picked:
+        assert len(logits_rv) == len(batch.logit_rows_r)
+        return self.memory.compute(batch, [root_tag(PLAIN)] * len(batch.layout.context_b))
+
+
+def job(
+    number: int,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 1,
+    end_ids: Collection[int] = (),
+    samples: bool = True,
+    want: Want = NOTHING_ELSE,
+    namespace: Namespace = PLAIN,
+    priority: int = 0,
+    scope: int = 0,
+    **sampling: object,
+) -> Job:
+    """A job for the core, as the engine would make it. `sampling`: more fields of `Sampling`."""
+    options = Sampling(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]  # as given
+    return Job(
+        id=number,
+        request=Request(
+            prompt=(Tokens(tuple(prompt), ""),),
+            sampling=options,
+            want=want,
+            namespace=namespace,
+            lineage=Lineage(scope=scope),
+            priority=priority,
+        ),
+        sampling=options,
+        seed=0,
+        prompt=np.array(prompt, np.int64),
+        end_ids=frozenset(end_ids),
+        text=TextStream(TABLE, options.stop) if samples else None,
+    )
+
+
+class Bench:
+    """A core on a bench: steps by hand, a memory of tags, and what came out."""
+
+    def __init__(
+        self, slots: int = 64, *, chunk_size: int = 16, max_running: int = 8, radix: bool = True
+    ) -> None:
+        self.core = Core(slots, chunk_size=chunk_size, max_running=max_running, radix=radix)
+        self.memory = TagMemory(slots)
+        self.outcomes: dict[int, list[Outcome]] = {}
+        self.batch: Batch | None = None
+        self._numbers = 0
+
+    def submit(self, prompt: Sequence[int], **options: object) -> int:
+        """Queue a request; returns its number."""
+        self._numbers += 1
+        self.core.submit(job(self._numbers, prompt, **options))  # type: ignore[arg-type]  # as given
+        return self._numbers
+
+    def plan(self) -> Batch:
+        """Plan a step, which is then in flight."""
+        self.batch = self.core.plan()
+        assert self.batch is not None
+        return self.batch
+
+    def planned(self) -> list[tuple[int, int, int]]:
+        """(request, start, count) of the slices of the step in flight."""
+        slices = self.core._in_flight or []
+        return [(piece.sequence.id, piece.start, piece.count) for piece in slices]
+
+    def land(
+        self, *, poisoned: Collection[int] = (), broken: Collection[int] = ()
+    ) -> list[Outcome]:
+        """Compute and commit the step in flight; the arguments name requests."""
+        assert self.batch is not None
+        assert layout_faults(self.batch) == []
+        slices = self.core._in_flight or []
+        ids = [piece.sequence.id for piece in slices]
+        picked = self.memory.compute(
+            self.batch,
+            [root_tag(piece.sequence.request.namespace) for piece in slices],
+            poisoned={ids.index(request) for request in poisoned},
+            broken={ids.index(request) for request in broken},
+        )
+        return self._keep(self.core.commit(self.batch, picked))
+
+    def crash(self, error: BaseException) -> list[Outcome]:
+        """Let the step in flight raise."""
+        assert self.batch is not None
+        self.memory.lose(self.batch)
+        return self._keep(self.core.fail(self.batch, error))
+
+    def step(self) -> list[Outcome]:
+        """One whole step."""
+        self.plan()
+        return self.land()
+
+    def run(self) -> None:
+        """Step until there is no work."""
+        while self.core.has_work:
+            self.step()
+
+    def tokens(self, request: int) -> list[int]:
+        """The tokens that a request has brought so far."""
+        deltas = [o for o in self.outcomes.get(request, ()) if isinstance(o, Delta)]
+        return [token for delta in deltas for token in delta.tokens]
+
+    def end(self, request: int) -> Finish | StructgenError | None:
+        """How a request ended; None if it has not (or without a word)."""
+        if request not in self.outcomes:
+            return None
+        last = self.outcomes[request][-1]
+        return last.error if isinstance(last, Failure) else last.finish
+
+    def _keep(self, outcomes: list[Outcome]) -> list[Outcome]:
+        self.batch = None
+        for outcome in outcomes:
+            self.outcomes.setdefault(outcome.request, []).append(outcome)
+        return outcomes
