@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from structgen.kernels.attention import Attention, HeadShape, LayerSpec
-from structgen.models.checkpoint import DenseWeight
 from structgen.models.config import ModelConfig
-from structgen.models.linear import Weight, linear
+from structgen.models.linear import linear
 from structgen.models.weights import LayerWeights, Weights
 
 
@@ -51,7 +50,7 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights; a matrix that is embedding and head counts once."""
-        return sum(tensor.nbytes for tensor in _distinct(self._weights))
+        return self._weights.nbytes
 
     @property
     def tied(self) -> bool:
@@ -106,19 +105,3 @@ class Decoder:
 
     def _norm(self, x_th: Tensor, weight_h: Tensor) -> Tensor:
         return functional.rms_norm(x_th, self._hidden, weight_h, self.config.norm_eps)
-
-
-def _distinct(weights: Weights) -> list[Tensor]:
-    tensors: list[Tensor] = [weights.embedding_vh, weights.norm_h]
-    if not weights.tied:
-        tensors.append(_stored(weights.head))
-    for layer in weights.layers:
-        for name in LayerWeights.__slots__:
-            value = getattr(layer, name)
-            if value is not None:
-                tensors.append(value if isinstance(value, Tensor) else _stored(value))
-    return tensors
-
-
-def _stored(weight: Weight) -> Tensor:
-    return weight.tensor if isinstance(weight, DenseWeight) else weight.blocks

@@ -1,24 +1,91 @@
 """The one matrix product: every projection of every model goes through `linear`.
 
-Owns   the choice of arithmetic by the form a weight has. A packed or quantised form is one more
-       case here, and no model changes.
+Owns   the choice of arithmetic by the form a weight has, and that form: `prepared`. A quantised
+       form is one more case here, and no model changes.
+Used   by `weights` (prepared, once) and `decoder` (linear, in every step).
+
+On a CPU products go to oneDNN, with matrices reordered once into the blocks that its kernels read.
+torch's own choice, MKL, is as good on some processors and half as fast on others: 30 layers and the
+head of a 135M model in float32, two cores of an AMD EPYC (Zen 4), take 45 ms against 25 for one
+row, 74 against 30 for sixteen, 619 against 520 for 512.
 """
 
 from __future__ import annotations
 
+import functools
+
+import msgspec
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from structgen.errors import UnsupportedError
-from structgen.models.checkpoint import BlockWeight, DenseWeight
+from structgen.models.tensors import BlockWeight, DenseWeight
 
-Weight = DenseWeight | BlockWeight
+
+class OneDnnWeight(msgspec.Struct, frozen=True):
+    """A matrix that oneDNN multiplies with: reordered into its blocks, or plain `[out, in]`."""
+
+    tensor: Tensor
+
+
+Weight = DenseWeight | BlockWeight | OneDnnWeight
 
 
 def linear(x_ti: Tensor, weight: Weight, bias_o: Tensor | None = None) -> Tensor:
     """x [T, in] times the transpose of a weight [out, in], plus bias: [T, out], dtype of x."""
-    if isinstance(weight, DenseWeight):
-        return functional.linear(x_ti, weight.tensor, bias_o)
-    raise UnsupportedError(
-        f"products with {weight.kind} blocks are not supported; load the weight as dense"
-    )
+    match weight:
+        case OneDnnWeight(tensor):
+            return _product(x_ti, tensor, bias_o)
+        case DenseWeight(tensor):
+            return functional.linear(x_ti, tensor, bias_o)
+        case BlockWeight():
+            raise UnsupportedError(
+                f"products with {weight.kind} blocks are not supported; load the weight as dense"
+            )
+
+
+def prepared(matrix_oi: Tensor, *, shared: bool = False) -> Weight:
+    """The form in which `linear` is fastest with this matrix on its device.
+
+    shared   the matrix has another use: multiply with it as it is, so that it exists once
+    """
+    if matrix_oi.device.type != "cpu" or not _onednn_multiplies(matrix_oi.dtype):
+        return DenseWeight(matrix_oi)
+    return OneDnnWeight(matrix_oi if shared else _reordered(matrix_oi))
+
+
+def weight_bytes(weight: Weight) -> int:
+    """Memory of a weight."""
+    if isinstance(weight, BlockWeight):
+        return weight.blocks.nbytes
+    # Not `nbytes`: a reordered matrix has no storage that torch could measure.
+    return weight.tensor.numel() * weight.tensor.element_size()
+
+
+# The operators that torch's own compiler emits for a linear layer on a CPU; they have no public
+# names.
+
+
+def _reordered(matrix_oi: Tensor) -> Tensor:
+    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix_oi)  # noqa: SLF001 - see above
+    return reordered
+
+
+def _product(x_ti: Tensor, matrix: Tensor, bias_o: Tensor | None) -> Tensor:
+    operator = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001 - see above
+    product: Tensor = operator(x_ti, matrix, bias_o, "none", [], "")
+    return product
+
+
+@functools.cache
+def _onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether this build of torch has oneDNN and oneDNN has kernels for `dtype` on this CPU."""
+    try:
+        _product(
+            torch.zeros(1, 16, dtype=dtype), _reordered(torch.zeros(16, 16, dtype=dtype)), None
+        )
+    except (AttributeError, RuntimeError):
+        # float16, for one, needs instructions that many processors lack; torch refuses then.
+        return False
+    return True

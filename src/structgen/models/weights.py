@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from structgen.errors import CheckpointError
-from structgen.models.checkpoint import DenseWeight, TensorSource
 from structgen.models.config import ModelConfig
-from structgen.models.linear import Weight
+from structgen.models.linear import Weight, prepared, weight_bytes
+from structgen.models.tensors import BlockWeight, TensorSource
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -66,7 +66,21 @@ class Weights:
     @property
     def tied(self) -> bool:
         """Whether embedding and head are one matrix."""
-        return isinstance(self.head, DenseWeight) and self.head.tensor is self.embedding_vh
+        return not isinstance(self.head, BlockWeight) and self.head.tensor is self.embedding_vh
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all of them; a tied head counts once."""
+        found = self.embedding_vh.nbytes + self.norm_h.nbytes
+        found += 0 if self.tied else weight_bytes(self.head)
+        for layer in self.layers:
+            for name in LayerWeights.__slots__:
+                value = getattr(layer, name)
+                if isinstance(value, Tensor):
+                    found += value.nbytes
+                elif value is not None:
+                    found += weight_bytes(value)
+        return found
 
 
 def load_weights(
@@ -197,7 +211,7 @@ def _layer(reader: _Reader, config: ModelConfig, layer: int) -> LayerWeights:
     gate_up = [f"{at}.mlp.gate_proj", f"{at}.mlp.up_proj"]
 
     def matrix(parts: Sequence[str]) -> Weight:
-        return DenseWeight(reader.stacked([f"{part}.weight" for part in parts]))
+        return prepared(reader.stacked([f"{part}.weight" for part in parts]))
 
     def bias(parts: Sequence[str], *, present: bool) -> Tensor | None:
         return reader.stacked([f"{part}.bias" for part in parts]) if present else None
@@ -231,12 +245,12 @@ def _head(reader: _Reader, config: ModelConfig, embedding_vh: Tensor) -> Weight:
     are both used, since the file is the better witness (transformers decides the same).
     """
     if not config.tied:
-        return DenseWeight(reader.tensor(HEAD))
+        return prepared(reader.tensor(HEAD))
     own_vh = reader.optional(HEAD)
     if own_vh is None or torch.equal(own_vh, embedding_vh):
-        return DenseWeight(embedding_vh)
+        return prepared(embedding_vh, shared=True)
     warnings.warn(
         f"config.json ties the head to the embedding, but the file has another {HEAD}: using that",
         stacklevel=2,
     )
-    return DenseWeight(own_vh)
+    return prepared(own_vh)
