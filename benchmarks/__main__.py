@@ -61,8 +61,8 @@ async def generate(engine: Engine, prompt: list[int], new: int) -> list[int]:
     return list(done.tokens)
 
 
-def workloads(bench: Bench) -> dict[str, Callable[[], Awaitable[dict[str, Timed]]]]:
-    """Name -> one repeat of all contenders."""
+def workloads(bench: Bench) -> dict[str, Callable[[bool], Awaitable[dict[str, Timed]]]]:
+    """Name -> one repeat of all contenders; "one by one", a minute each, in every other repeat."""
 
     async def batch(count: int, prompt: int, new: int, *, lonely: bool) -> dict[str, Timed]:
         prompts = bench.prompts(count, prompt)
@@ -72,29 +72,30 @@ def workloads(bench: Bench) -> dict[str, Callable[[], Awaitable[dict[str, Timed]
             result["one by one"] = await bench.one_by_one(prompts, new)
         return result
 
-    async def fork() -> dict[str, Timed]:
+    async def fork(*, lonely: bool) -> dict[str, Timed]:
         prefix = bench.prompts(1, PREFIX)[0]
         branches = bench.prompts(FORKS, BRANCH)
         prompts = [prefix + branch for branch in branches]
         result = {"structgen": await bench.ours(prompts, FORK_NEW)}
         result["transformers"] = bench.peer.fork(prefix, branches, FORK_NEW)
-        result["one by one"] = await bench.one_by_one(prompts, FORK_NEW)
+        if lonely:
+            result["one by one"] = await bench.one_by_one(prompts, FORK_NEW)
         return result
 
     return {
-        "batch 1, 128 in, 128 out": lambda: batch(1, PROMPT, NEW, lonely=False),
-        "batch 16, 128 in, 128 out": lambda: batch(16, PROMPT, NEW, lonely=True),
-        "prefill 1024, 1 out": lambda: batch(1, PREFIX, 1, lonely=False),
-        "fork 1024 x 16 x 64": fork,
+        "batch 1, 128 in, 128 out": lambda _: batch(1, PROMPT, NEW, lonely=False),
+        "batch 16, 128 in, 128 out": lambda lonely: batch(16, PROMPT, NEW, lonely=lonely),
+        "prefill 1024, 1 out": lambda _: batch(1, PREFIX, 1, lonely=False),
+        "fork 1024 x 16 x 64": lambda lonely: fork(lonely=lonely),
     }
 
 
 def summarise(runs: list[dict[str, Timed]]) -> dict[str, object]:
     """Medians, ratios, and how many greedy ids agree with the peer's."""
-    times = {name: [run[name][1] for run in runs] for name in runs[0]}
+    times = {name: [run[name][1] for run in runs if name in run] for name in runs[0]}
     row: dict[str, object] = {f"{name} s": statistics.median(t) for name, t in times.items()}
     for name in times.keys() - {"structgen"}:
-        ratios = [other / ours for other, ours in zip(times[name], times["structgen"], strict=True)]
+        ratios = [run[name][1] / run["structgen"][1] for run in runs if name in run]
         row[f"x {name}"] = statistics.median(ratios)
         row[f"x {name} range"] = [min(ratios), max(ratios)]
     pairs = [
@@ -122,8 +123,8 @@ async def main(dtype: str, repeats: int, only: str) -> dict[str, object]:
         for name, once in workloads(bench).items():
             if only not in name:
                 continue
-            await once()  # warm up
-            row = summarise([await once() for _ in range(repeats)])
+            await once(False)  # warm up
+            row = summarise([await once(repeat % 2 == 0) for repeat in range(repeats)])
             report[name] = row
             shown = ", ".join(f"{k} {v:.3g}" for k, v in row.items() if isinstance(v, float))
             print(f"{name}: {shown}", flush=True)
