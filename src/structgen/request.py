@@ -7,21 +7,25 @@ process or a socket unchanged. Nothing here knows a tokenizer, an engine or a pr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from structgen.errors import OptionError
+from structgen.errors import OptionError, PromptError
 
 DEFAULT_MAX_TOKENS = 128
+INT32_MAX = 2**31 - 1  # options that steps carry in int32 and float32 must fit there
+FLOAT32_MAX = 3.4e38
 
 
 # ---------------------------------------------------------------- checks
 
 
-def _check_whole(name: str, value: object, *, low: int, high: int | None = None) -> None:
-    if value is None:
+def _check_whole(
+    name: str, value: object, *, low: int, high: int | None = None, optional: bool = False
+) -> None:
+    if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise OptionError(name, f"expected a whole number, got {value!r}")
@@ -30,16 +34,29 @@ def _check_whole(name: str, value: object, *, low: int, high: int | None = None)
         raise OptionError(name, f"must be {bound}, got {value}")
 
 
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise OptionError(name, f"expected a string, got {value!r}")
+
+
 def _check_range(
-    name: str, value: object, low: float, high: float, *, open_low: bool = False
+    name: str,
+    value: object,
+    low: float,
+    high: float,
+    *,
+    open_low: bool = False,
+    optional: bool = False,
 ) -> None:
-    if value is None:
+    if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise OptionError(name, f"expected a number, got {value!r}")
-    if value < low or value > high or (open_low and value == low) or math.isinf(value):
+    if value < low or value > high or (open_low and value == low):
         left = "(" if open_low else "["
         raise OptionError(name, f"must be in {left}{low:g}, {high:g}], got {value:g}")
+    if value > FLOAT32_MAX:
+        raise OptionError(name, f"must be a finite number that float32 can hold, got {value:g}")
 
 
 # ---------------------------------------------------------------- prompt parts
@@ -154,16 +171,17 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _check_whole("max_tokens", self.max_tokens, low=1)
-        _check_whole("top_k", self.top_k, low=0)
+        _check_whole("max_tokens", self.max_tokens, low=1, optional=True)
+        _check_whole("top_k", self.top_k, low=0, high=INT32_MAX, optional=True)
         _check_whole("min_tokens", self.min_tokens, low=0)
-        _check_whole("seed", self.seed, low=0, high=2**63 - 1)
-        _check_range("temperature", self.temperature, 0.0, math.inf)
-        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_whole("seed", self.seed, low=0, high=2**63 - 1, optional=True)
+        _check_range("temperature", self.temperature, 0.0, math.inf, optional=True)
+        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True, optional=True)
+        _check_range("min_p", self.min_p, 0.0, 1.0, optional=True)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        penalty = self.repetition_penalty
+        _check_range("repetition_penalty", penalty, 0.0, math.inf, open_low=True, optional=True)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", f"{self.min_tokens} is more than max_tokens")
         if any(not isinstance(text, str) or not text for text in self.stop):
@@ -211,19 +229,27 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         _check_whole("top_logprobs", self.top_logprobs, low=0, high=20)
-        _check_whole("prompt_logprobs", self.prompt_logprobs, low=0)
+        _check_whole("prompt_logprobs", self.prompt_logprobs, low=0, optional=True)
 
 
 # ---------------------------------------------------------------- requests and replies
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Whose keys and values may be shared: two requests share a prefix only inside one."""
+    """Whose keys and values may be shared: two requests share a prefix only inside one.
+
+    Raises `OptionError` for a field of another type: it would be a key that finds nothing.
+    """
 
     epoch: int = 0
     adapter: str = ""
     tenant: str = ""
     spliced: bool = False
+
+    def __post_init__(self) -> None:
+        _check_whole("epoch", self.epoch, low=0)
+        _check_text("adapter", self.adapter)
+        _check_text("tenant", self.tenant)
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -240,9 +266,18 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults
     branch: tuple[int, ...] = ()
     parent: str = ""
 
+    def __post_init__(self) -> None:
+        _check_whole("scope", self.scope, low=0)
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One generation, complete in itself. `deadline` is in seconds from submission."""
+    """One generation, complete in itself.
+
+    priority   higher ones are computed first
+    deadline   seconds from submission
+
+    Raises `OptionError` and `PromptError` for values that no backend could serve.
+    """
 
     prompt: Prompt
     sampling: Sampling = Sampling()
@@ -253,6 +288,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     deadline: float | None = None
     model: str = ""
+
+    def __post_init__(self) -> None:
+        for part in self.prompt:
+            if not isinstance(part, Text | Control | Tokens | Image):
+                raise PromptError(
+                    f"a prompt is made of parts (Text, Control, Tokens, Image), got {part!r:.80}"
+                )
+            if not isinstance(part, Image) and not isinstance(part.text, str):
+                raise PromptError(f"the text of a prompt part is a str, got {part.text!r:.80}")
+        _check_whole("priority", self.priority, low=-INT32_MAX, high=INT32_MAX)
+        _check_range("deadline", self.deadline, 0.0, math.inf, open_low=True, optional=True)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -406,7 +452,7 @@ _REQUEST = frozenset({"priority", "deadline"})
 
 
 def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> Request:
-    """Build a request from keyword options.
+    """Build a request from keyword options; an option that is None has its default.
 
     `fields` are further fields of `Request` (lineage, namespace, constraint, ...).
     Raises `OptionError` for an unknown option or a value out of range.
@@ -414,6 +460,7 @@ def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> R
     known = _SAMPLING | _WANT | _REQUEST | {"regex"}
     if unknown := sorted(set(options) - known):
         raise OptionError(unknown[0], f"unknown option; the options are {', '.join(sorted(known))}")
+    options = {name: value for name, value in options.items() if value is not None}
     sampling = {name: value for name, value in options.items() if name in _SAMPLING}
     if (regex := options.get("regex")) is not None:
         fields["constraint"] = Regex(regex)
@@ -428,10 +475,17 @@ def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> R
 
 def _sampling(options: dict[str, Any]) -> Sampling:
     stop = options.get("stop", ())
-    options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    options["stop_token_ids"] = tuple(options.get("stop_token_ids") or ())
-    bias = options.get("logit_bias") or {}
+    options["stop"] = (stop,) if isinstance(stop, str) else _several("stop", stop, "strings")
+    ids = options.get("stop_token_ids", ())
+    options["stop_token_ids"] = _several("stop_token_ids", ids, "token ids")
+    bias = options.get("logit_bias", {})
     if not isinstance(bias, Mapping):
         raise OptionError("logit_bias", "expected a mapping of token id to bias")
-    options["logit_bias"] = tuple((token, float(value)) for token, value in bias.items())
+    options["logit_bias"] = tuple(bias.items())
     return Sampling(**options)
+
+
+def _several(name: str, values: object, what: str) -> tuple[Any, ...]:
+    if not isinstance(values, Iterable):
+        raise OptionError(name, f"expected a list of {what}, got {values!r}")
+    return tuple(values)

@@ -5,25 +5,29 @@ Owns   the seam policy. Two texts that follow each other, and a text that follow
        tree finds it. Markup and the text beside it are encoded together, because that is how the
        model was trained to read them: the ids of a chat are those of its whole rendering.
 Holds  `Text` never becomes a control token, whatever it spells; only `Control` does.
-Used   by `engine`, on the event loop for short prompts, in a thread for long ones.
+Used   by `engine`. Only `ids_of` runs in another thread, on texts that take long; it changes
+       nothing here.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import assert_never
+from collections.abc import Mapping, Sequence
+from typing import Any, assert_never
 
 import msgspec
 import numpy as np
 
+from structgen.chat import Chat, Message, Turn, turns_from
 from structgen.engine.radix import NO_IDS, Ids
-from structgen.errors import PromptError, UnsupportedError
+from structgen.errors import PromptError, TemplateError, UnsupportedError
 from structgen.models.tokenizer import Tokenizer
 from structgen.request import Control, Image, Part, Prompt, Text, Tokens
 
 BLOCKING_CHARACTERS = 8_192  # more than this is encoded in a thread: some 10 ms of work
 CACHED_CHARACTERS = 8_000_000  # texts whose ids are remembered, in all
+
+PromptLike = str | Prompt | Sequence[int] | Sequence[Message] | Sequence[dict[str, str]]
 
 
 class Stretch(msgspec.Struct, frozen=True):
@@ -44,31 +48,41 @@ class Encoder:
         self._tokenizer = tokenizer
         self._cache: OrderedDict[Stretch, Ids] = OrderedDict()
         self._cached = 0
-        self._longest_token = max(map(len, tokenizer.token_bytes), default=1)
+        spellings = (*tokenizer.token_bytes, *tokenizer.control_spellings)
+        self._longest_token = max(map(len, spellings), default=1)
 
-    def would_block(self, parts: Prompt) -> bool:
-        """Whether encoding these parts takes long enough to disturb an event loop."""
-        if sum(len(part.text) for part in parts if isinstance(part, Text | Control)) <= (
-            BLOCKING_CHARACTERS
-        ):
-            return False
+    def slow_texts(self, parts: Prompt) -> list[Stretch]:
+        """The texts that would disturb an event loop if they were encoded on it; mostly none.
+
+        They are for `ids_of`, in a thread, and what comes of them for `encode`.
+        """
+        if _characters(parts) <= BLOCKING_CHARACTERS:
+            return []
         stretches = [s for s in self._stretches(parts) if isinstance(s, Stretch)]
-        fresh = sum(len(s.text) for s in stretches if s not in self._cache)
-        return fresh > BLOCKING_CHARACTERS
+        fresh = list(dict.fromkeys(s for s in stretches if s not in self._cache))
+        return fresh if sum(len(s.text) for s in fresh) > BLOCKING_CHARACTERS else []
+
+    def ids_of(self, texts: Sequence[Stretch]) -> dict[Stretch, Ids]:
+        """Encode texts, without a look at what is remembered; may run in any thread."""
+        return {each: self._fresh(each) for each in texts}
 
     def fewest_tokens(self, parts: Prompt) -> int:
         """A lower bound on the number of tokens, found without encoding."""
-        texts = sum(len(part.text) for part in parts if isinstance(part, Text | Control))
         ids = sum(len(part.ids) for part in parts if isinstance(part, Tokens))
-        return ids + texts // self._longest_token
+        return ids + _characters(parts) // self._longest_token
 
-    def encode(self, parts: Prompt) -> Ids:
+    def encode(self, parts: Prompt, known: Mapping[Stretch, Ids] | None = None) -> Ids:
         """Ids of a prompt; a tokenizer that begins texts with a BOS token gets its one BOS.
 
-        Raises `PromptError` for ids of another vocabulary, `UnsupportedError` for images.
+        known   what `ids_of` has found for the slow texts
+
+        Raises `PromptError` for ids of another vocabulary and for text that is not Unicode,
+        `UnsupportedError` for images.
         """
+        for stretch, ids in (known or {}).items():
+            self._remember(stretch, ids)
         pieces = [
-            self._encode(each) if isinstance(each, Stretch) else each
+            self._encode(each, known or {}) if isinstance(each, Stretch) else each
             for each in self._stretches(parts)
         ]
         ids = np.concatenate([NO_IDS, *pieces])
@@ -80,7 +94,7 @@ class Encoder:
 
     def continuation(self, text: str) -> Ids:
         """Ids of a text that continues another one."""
-        return np.array(self._tokenizer.encode(text, start=False), np.int64)
+        return self._fresh(Stretch(text, start=False))
 
     def _stretches(self, parts: Prompt) -> list[Stretch | Ids]:
         """Split a prompt into texts to encode and ids that are known."""
@@ -117,13 +131,25 @@ class Encoder:
             case _:
                 assert_never(part)
 
-    def _encode(self, stretch: Stretch) -> Ids:
+    def _encode(self, stretch: Stretch, known: Mapping[Stretch, Ids]) -> Ids:
         ids = self._cache.get(stretch)
         if ids is None:
-            found = self._tokenizer.encode(stretch.text, start=stretch.start)
-            ids = np.array(found, np.int64)
+            ids = known.get(stretch)
+        if ids is None:
+            ids = self._fresh(stretch)
             self._remember(stretch, ids)
         return ids
+
+    def _fresh(self, stretch: Stretch) -> Ids:
+        try:
+            stretch.text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"the prompt is not text: {error.object[error.start]!r} at character "
+                f"{error.start} is half of a surrogate pair; decode its source as UTF-8"
+            ) from None
+        found = self._tokenizer.encode(stretch.text, start=stretch.start)
+        return np.array(found, np.int64)
 
     def _remember(self, stretch: Stretch, ids: Ids) -> None:
         if len(stretch.text) > CACHED_CHARACTERS // 4 or stretch in self._cache:
@@ -140,18 +166,41 @@ class Encoder:
             raise PromptError(
                 "the prompt holds tokens of another model's tokenizer; send them as text"
             )
-        try:
-            ids = np.array(part.ids, np.int64)
-        except (OverflowError, TypeError, ValueError):
-            raise PromptError("prompt tokens: expected whole numbers") from None
+        ids = np.array(part.ids) if len(part.ids) else NO_IDS
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            raise PromptError("prompt tokens: expected whole numbers that fit in 64 bits")
         if ids.size and (ids.min() < 0 or ids.max() >= tokenizer.vocab_size):
             bad = int(ids[(ids < 0) | (ids >= tokenizer.vocab_size)][0])
             raise PromptError(
                 f"prompt token {bad} is not in the vocabulary of {tokenizer.vocab_size}"
             )
-        return ids
+        return ids.astype(np.int64)
 
 
-def ids_prompt(ids: Sequence[int]) -> Prompt:
-    """A prompt of given token ids; the engine takes them as they are."""
-    return (Tokens(tuple(ids), ""),) if ids else ()
+def parts_from(prompt: PromptLike, chat: Chat | None) -> Prompt:
+    """The parts of a prompt in any of its forms; messages are rendered, their answer opened.
+
+    Raises `TypeError` for what is no prompt, `TemplateError` where messages cannot be rendered.
+    """
+    if isinstance(prompt, str):
+        return (Text(prompt),) if prompt else ()
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+        raise TypeError(
+            "a prompt is a string, or a list of messages, of token ids or of prompt parts, "
+            f"not {type(prompt).__name__}"
+        )
+    given: Sequence[Any] = prompt
+    if all(isinstance(each, Text | Control | Tokens | Image) for each in given):
+        return tuple(given)
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in given):
+        return (Tokens(tuple(given), ""),)
+    if chat is None:
+        raise TemplateError(
+            "the model has no chat template; give the engine one with the option "
+            "chat_template=FILE, or send text instead of messages"
+        )
+    return chat.render([*turns_from(given), Turn("assistant", (), open=True)]).parts
+
+
+def _characters(parts: Prompt) -> int:
+    return sum(len(part.text) for part in parts if isinstance(part, Text | Control))

@@ -12,22 +12,23 @@ import asyncio
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 import anyio.to_thread
+import msgspec
 import numpy as np
 import torch
 
 from structgen.backend import Capabilities
-from structgen.chat import Chat, Message, Turn, turns_from
+from structgen.chat import Chat
 from structgen.engine.config import EngineOptions, config_from
 from structgen.engine.core import Core, Failure, Outcome
-from structgen.engine.encode import Encoder, ids_prompt
+from structgen.engine.encode import Encoder, PromptLike, parts_from
 from structgen.engine.loading import Loaded, load
-from structgen.engine.loop import Loop
+from structgen.engine.loop import Loop, outlast
 from structgen.engine.observe import LagMeter, Statistics, snapshot
 from structgen.engine.radix import Ids
 from structgen.engine.sequence import Job
@@ -41,29 +42,27 @@ from structgen.errors import (
     EngineError,
     OptionError,
     PromptError,
-    TemplateError,
     UnsupportedError,
 )
 from structgen.request import (
     Completion,
-    Control,
     GenOptions,
-    Image,
     Lineage,
     ModelDefaults,
     Namespace,
     Prompt,
     Request,
     Score,
-    Text,
-    Tokens,
     Usage,
     Want,
     join_deltas,
     request_from,
 )
 
-PromptLike = str | Prompt | Sequence[int] | Sequence[Message] | Sequence[dict[str, str]]
+# Of all stop strings of a request. What finds them is built in 1 ms per 1,000 characters, in a
+# thread from there on, and takes 400 bytes a character.
+SLOW_STOP_CHARACTERS = 1_000
+MOST_STOP_CHARACTERS = 100_000
 
 
 class Engine:
@@ -94,14 +93,21 @@ class Engine:
         self._lag = LagMeter()
         self._tasks: list[asyncio.Task[None]] = []
         self._error: BaseException | None = None
-        self._open = False
+        self._entered = self._open = False
 
     # ------------------------------------------------------------ life
 
     async def __aenter__(self) -> Self:
-        if self._loaded is not None:
+        if self._entered:
             raise EngineError("this engine has been opened before; make a new one")
-        loaded = await anyio.to_thread.run_sync(load, self.model, self.config)
+        self._entered = True
+        loading = asyncio.ensure_future(anyio.to_thread.run_sync(load, self.model, self.config))
+        try:
+            await outlast(loading)  # a thread cannot be stopped, and must not be left behind
+            loaded = loading.result()
+        except BaseException:
+            self._entered = False
+            raise
         self._loaded = loaded
         self._event_loop = asyncio.get_running_loop()
         self._encoder = Encoder(loaded.checkpoint.tokenizer)
@@ -134,19 +140,28 @@ class Engine:
         self._open = False
         drive, meter = self._tasks
         meter.cancel()
-        await self._loop.stop(drive)
-        self._fail_all(EngineClosedError("the engine was closed while this request ran"))
+        try:
+            await self._loop.stop(drive)
+            await outlast(meter)
+        finally:
+            self._fail_all(EngineClosedError("the engine was closed while this request ran"))
+            # Whoever keeps the engine, or a stream of it, must not keep the weights.
+            self._loaded = None
+            del self._loop
         if self._error is not None and error is None:
             raise EngineDiedError("the engine loop ended by an error") from self._error
 
     async def _drive(self) -> None:
         try:
             await self._loop.run()
-        except Exception as error:  # noqa: BLE001 - reported to every request and at the exit
+        except BaseException as error:
+            # Whatever it was: who waits for a request must not wait for ever.
             self._error = error
             died = EngineDiedError(f"the engine loop ended by an error: {error!r}")
             died.__cause__ = error
             self._fail_all(died)
+            if not isinstance(error, Exception):
+                raise
 
     # ------------------------------------------------------------ what it is
 
@@ -207,6 +222,10 @@ class Engine:
         `UnsupportedError` before any work, `GenerationError` if the request fails later.
         """
         if isinstance(prompt, Request):
+            if options:
+                raise TypeError(
+                    f"a Request has its options inside; {', '.join(options)} cannot come on top"
+                )
             return self._stream(prompt)
         return self._complete(request_from(self._prompt(prompt), options))
 
@@ -231,28 +250,31 @@ class Engine:
         A continuation is encoded by itself and follows the prompt's last token; the prompt is
         computed once for all of them. Raises `PromptError` for an empty one.
         """
-        parts = self._prompt(prompt)
-        before = await self._encode(parts)
-        jobs = [self._encoder.continuation(text) for text in continuations]
-        if not before.size or not all(ids.size for ids in jobs):
+        if isinstance(continuations, str):
+            raise OptionError("continuations", "expected a list of strings; write [text] for one")
+        plain = Request(prompt=self._prompt(prompt), lineage=lineage, namespace=namespace)
+        before = await self._encode(plain)
+        request = msgspec.structs.replace(plain, want=Want(prompt_logprobs=before.size))
+        endings = [self._encoder.continuation(text) for text in continuations]
+        if not before.size or not all(ids.size for ids in endings):
             raise PromptError("score needs a prompt and continuations of at least one token each")
-        request = Request(
-            prompt=parts,
-            want=Want(prompt_logprobs=before.size),
-            lineage=lineage,
-            namespace=namespace,
-        )
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._read(request, np.concatenate([before, ids])))
-                for ids in jobs
+        async with AsyncExitStack() as stack:
+            # All are submitted before one is read, so that they run together.
+            streams = [
+                await stack.enter_async_context(self._read(request, np.concatenate([before, ids])))
+                for ids in endings
             ]
-        scores: list[Score] = []
-        for text, ids, task in zip(continuations, jobs, tasks, strict=True):
-            entries = task.result().prompt_logprobs
-            logprobs = tuple(e.logprob for e in entries if e.logprob is not None)
-            scores.append(Score(text=text, tokens=tuple(ids.tolist()), logprobs=logprobs))
-        return scores
+            found = [await _joined(stream) for stream in streams]
+        return [
+            Score(
+                text=text,
+                tokens=tuple(ids.tolist()),
+                logprobs=tuple(
+                    entry.logprob for entry in each.prompt_logprobs if entry.logprob is not None
+                ),
+            )
+            for text, ids, each in zip(continuations, endings, found, strict=True)
+        ]
 
     async def prime(
         self,
@@ -263,9 +285,9 @@ class Engine:
         namespace: Namespace = Namespace(),
     ) -> Usage:
         """Compute the prompt's keys and values, so that later requests find them cached."""
-        parts = self._prompt(prompt)
-        request = Request(prompt=parts, lineage=lineage, namespace=namespace)
-        return (await self._read(request, await self._encode(parts))).usage
+        request = Request(prompt=self._prompt(prompt), lineage=lineage, namespace=namespace)
+        async with self._read(request, await self._encode(request)) as deltas:
+            return (await _joined(deltas)).usage
 
     @asynccontextmanager
     async def scope(
@@ -276,7 +298,7 @@ class Engine:
         Requests whose lineage names the scope extend what it keeps, up to the whole prefix.
         Under pressure the engine gives up pins before it lets a request wait for ever.
         """
-        ids = await self._encode(self._prompt(prefix))
+        ids = await self._encode(Request(prompt=self._prompt(prefix), namespace=namespace))
         number = next(self._scopes)
         self._core.open_scope(number, namespace, ids)
         try:
@@ -288,34 +310,29 @@ class Engine:
 
     def _stream(self, request: Request) -> DeltaStream:
         async def submit(mailbox: Mailbox) -> int:
-            self._check(request)
-            ids = await self._encode(request.prompt)
-            return self._submit(request, ids, mailbox, samples=True)
+            ids = await self._encode(request)
+            text = await self._text_stream(request)
+            return self._submit(request, ids, mailbox, text)
 
         return DeltaStream(submit, self._abandon, self._abandon_from_anywhere)
 
     async def _complete(self, request: Request) -> Completion:
         async with self._stream(request) as deltas:
-            found = [delta async for delta in deltas]
-        return join_deltas(found, self._ready().checkpoint.tokenizer.fingerprint)
+            return await _joined(deltas, self._ready().checkpoint.tokenizer.fingerprint)
 
-    async def _read(self, request: Request, ids: Ids) -> Completion:
-        """Run a request that samples nothing."""
+    def _read(self, request: Request, ids: Ids) -> DeltaStream:
+        """The stream of a request that samples nothing."""
 
         async def submit(mailbox: Mailbox) -> int:
-            self._check(request)
-            return self._submit(request, ids, mailbox, samples=False)
+            return self._submit(request, ids, mailbox, None)
 
-        stream = DeltaStream(submit, self._abandon, self._abandon_from_anywhere)
-        async with stream as deltas:
-            return join_deltas([delta async for delta in deltas])
+        return DeltaStream(submit, self._abandon, self._abandon_from_anywhere)
 
-    def _submit(self, request: Request, ids: Ids, mailbox: Mailbox, *, samples: bool) -> int:
+    def _submit(self, request: Request, ids: Ids, mailbox: Mailbox, text: TextStream | None) -> int:
+        """Hand a request to the core; `text` is None if it samples nothing."""
         loaded = self._ready()  # it may have been closed while a long prompt was encoded
         number = next(self._numbers)
         sampling = loaded.checkpoint.defaults.fill(request.sampling)
-        tokenizer = loaded.checkpoint.tokenizer
-        text = TextStream(tokenizer.token_bytes, sampling.stop) if samples else None
         job = Job(
             id=number,
             request=request,
@@ -325,7 +342,7 @@ class Engine:
             end_ids=frozenset(loaded.checkpoint.defaults.end_ids),
             text=text,
         )
-        total = len(ids) + (sampling.max_tokens or 0) * samples
+        total = len(ids) + (sampling.max_tokens or 0) * (text is not None)
         if total > loaded.max_context:
             raise PromptError(
                 f"{len(ids)} prompt tokens and max_tokens={total - len(ids)} make {total}, more "
@@ -359,33 +376,33 @@ class Engine:
         vocabulary = loaded.checkpoint.tokenizer.vocab_size
         _check_ids("stop_token_ids", request.sampling.stop_token_ids, vocabulary)
         _check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias], vocabulary)
-
-    async def _encode(self, parts: Prompt) -> Ids:
-        loaded = self._ready()
-        fewest = self._encoder.fewest_tokens(parts)
-        if fewest > loaded.max_context:
-            raise PromptError(
-                f"the prompt has at least {fewest} tokens, more than the context of "
-                f"{loaded.max_context}"
+        if (length := sum(map(len, request.sampling.stop))) > MOST_STOP_CHARACTERS:
+            raise OptionError(
+                "stop", f"{length} characters in all, more than {MOST_STOP_CHARACTERS}; send fewer"
             )
-        if self._encoder.would_block(parts):
-            return await anyio.to_thread.run_sync(self._encoder.encode, parts)
+
+    async def _encode(self, request: Request) -> Ids:
+        """The ids of a request's prompt; refuses what this engine cannot do."""
+        self._check(request)
+        parts, limit = request.prompt, self._ready().max_context
+        fewest = self._encoder.fewest_tokens(parts)
+        if fewest > limit:
+            raise PromptError(
+                f"the prompt has at least {fewest} tokens, more than the context of {limit}"
+            )
+        if slow := self._encoder.slow_texts(parts):
+            found = await anyio.to_thread.run_sync(self._encoder.ids_of, slow)
+            return self._encoder.encode(parts, found)
         return self._encoder.encode(parts)
 
+    async def _text_stream(self, request: Request) -> TextStream:
+        table, stops = self._ready().checkpoint.tokenizer.token_bytes, request.sampling.stop
+        if sum(map(len, stops)) > SLOW_STOP_CHARACTERS:
+            return await anyio.to_thread.run_sync(TextStream, table, stops)
+        return TextStream(table, stops)
+
     def _prompt(self, prompt: PromptLike) -> Prompt:
-        if isinstance(prompt, str):
-            return (Text(prompt),) if prompt else ()
-        if all(isinstance(part, Text | Control | Tokens | Image) for part in prompt):
-            return tuple(prompt)  # type: ignore[arg-type]  # narrowed element by element
-        if all(isinstance(token, int) for token in prompt):
-            return ids_prompt(prompt)  # type: ignore[arg-type]  # narrowed element by element
-        if self.chat is None:
-            raise TemplateError(
-                f"{self.model} has no chat template; pass the option chat_template=FILE, or send "
-                "text instead of messages"
-            )
-        turns = [*turns_from(prompt), Turn("assistant", (), open=True)]
-        return self.chat.render(turns).parts
+        return parts_from(prompt, self._ready().checkpoint.chat)
 
     # ------------------------------------------------------------ the loop's side
 
@@ -418,6 +435,10 @@ class Engine:
     def _fail_all(self, error: EngineError) -> None:
         for mailbox in self._mailboxes.values():
             mailbox.fail(error)
+        for timer in self._timers.values():
+            timer.cancel()
+        self._mailboxes.clear()
+        self._timers.clear()
 
     def _ready(self) -> Loaded:
         if self._error is not None:
@@ -427,6 +448,10 @@ class Engine:
                 "the engine is not open; use it inside `async with Engine(...) as engine:`"
             )
         return self._loaded
+
+
+async def _joined(deltas: DeltaStream, tokenizer: str = "") -> Completion:
+    return join_deltas([delta async for delta in deltas], tokenizer)
 
 
 def _seed(seed: int, number: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import torch
@@ -94,18 +94,11 @@ class Loop:
         """
         self._stopping = True
         self._work.set()
-        cancelled: asyncio.CancelledError | None = None
-        # The shield keeps anyio's cancellation out, but not a plain `Task.cancel`.
-        with anyio.CancelScope(shield=True):
-            while not task.done():
-                try:
-                    await asyncio.wait([task])
-                except asyncio.CancelledError as error:
-                    cancelled = error
+        try:
+            await outlast(task)
+        finally:
             if self._worker is not None:
                 self._worker.shutdown(wait=True)
-        if cancelled is not None:
-            raise cancelled
 
     async def _step(self, batch: Batch) -> list[Outcome]:
         try:
@@ -130,6 +123,22 @@ class Loop:
             # A future refuses StopIteration, and the loop would wait for ever; what is no
             # Exception (a Rust panic, say) would end the loop unseen.
             raise RuntimeError(f"the computation raised {error!r}") from error
+
+
+async def outlast(task: asyncio.Future[Any]) -> None:
+    """Wait until a task is done, however it ends; a cancellation is heeded after that."""
+    cancelled: asyncio.CancelledError | None = None
+    # The shield keeps anyio's cancellation out, but not a plain `Task.cancel`.
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if not task.cancelled():
+        task.exception()  # looked at, or asyncio would report it as lost where it is not needed
+    if cancelled is not None:
+        raise cancelled
 
 
 def _frees_a_program(outcomes: list[Outcome]) -> bool:

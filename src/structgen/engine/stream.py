@@ -79,13 +79,19 @@ class DeltaStream(AbstractAsyncContextManager["DeltaStream"], AsyncIterator[Delt
         self._submit, self._abandon = submit, abandon
         self._abandon_from_anywhere = abandon_from_anywhere
         self._mailbox = Mailbox()
+        self._entered = False
         self._request: int | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     async def __aenter__(self) -> Self:
-        if self._request is not None:
+        if self._entered:
             raise GenerationError("a stream can be entered once; make a new one")
-        self._request = await self._submit(self._mailbox)
+        self._entered = True
+        try:
+            self._request = await self._submit(self._mailbox)
+        except BaseException:
+            self._entered = False
+            raise
         # A stream that is dropped without being left must not keep its request running. The
         # collector may find it on any thread, hence the thread-safe way.
         self._finalizer = weakref.finalize(self, self._abandon_from_anywhere, self._request)
