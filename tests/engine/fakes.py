@@ -297,6 +297,12 @@ class Bench:
         while self.core.has_work:
             self.step()
 
+    def run_alone(self, prompt: Sequence[int], **options: object) -> list[int]:
+        """Submit a request, step until there is no work, and return what it brought."""
+        request = self.submit(prompt, **options)
+        self.run()
+        return self.tokens(request)
+
     def tokens(self, request: int) -> list[int]:
         """The tokens that a request has brought so far."""
         deltas = [o for o in self.outcomes.get(request, ()) if isinstance(o, Delta)]

@@ -127,6 +127,13 @@ def check_scopes(core: Core) -> None:
             assert np.array_equal(_tokens(scope.node), scope.ids[: scope.length])
 
 
+def check_writes(core: Core, written: set[int]) -> None:
+    """A step writes all of the tree that is not computed yet, and nothing that is."""
+    for _, node in core.schedule.radix.nodes():
+        slots = set(node.slots.tolist())
+        assert slots <= written if node.pending else not slots & written
+
+
 def check_requests(core: Core, memory: TagMemory) -> None:
     schedule = core.schedule
     assert set(core._sequences.values()) == {*schedule.running, *schedule.waiting}

@@ -56,7 +56,7 @@ from tests.engine.fakes import (
     path_tags,
     root_tag,
 )
-from tests.engine.invariants import check, path_nodes
+from tests.engine.invariants import check, check_writes, path_nodes
 
 NAMESPACES = (Namespace(), Namespace(tenant="other"))
 STEM = (0, 1, 0, 0, 1, 1, 2, 0, 1, 0, 2, 2, 0, 1)
@@ -176,13 +176,23 @@ class CoreMachine(RuleBasedStateMachine):
     """See the module's docstring."""
 
     @initialize(
-        slots=st.integers(8, 64),
+        slots=st.integers(8, 24) | st.integers(8, 64),
         chunk_size=st.integers(1, 16),
         max_running=st.integers(1, 8),
         radix=st.sampled_from([True, True, True, False]),
         bucket=st.sampled_from([1, 4]),
+        expected=st.sampled_from([0.7, 0.1]),
     )
-    def open(self, slots: int, chunk_size: int, max_running: int, radix: bool, bucket: int) -> None:
+    def open(
+        self,
+        *,
+        slots: int,
+        chunk_size: int,
+        max_running: int,
+        radix: bool,
+        bucket: int,
+        expected: float,
+    ) -> None:
         self.core = Core(
             slots,
             chunk_size=chunk_size,
@@ -190,6 +200,8 @@ class CoreMachine(RuleBasedStateMachine):
             radix=radix,
             row_bucket=bucket,
         )
+        # As after a long time without retraction, so that there is one soon.
+        self.core.schedule._expected = expected
         self.memory = TagMemory(slots)
         self.asks: dict[int, Ask] = {}
         self.batch: Batch | None = None
@@ -236,7 +248,13 @@ class CoreMachine(RuleBasedStateMachine):
         assert len(self.batch.tokens_t) % self.core._row_bucket == 0
         slices = self.core._in_flight or []
         assert len({piece.sequence.id for piece in slices}) == len(slices) > 0
+        written = self.batch.layout.slots_t[self.batch.layout.slots_t > 0].tolist()
+        check_writes(self.core, set(written))
         self.snapshot = list(self.memory.tags)
+        self.free = self.core.pool.free_slots().tolist()
+        assert len(self.core.schedule.running) <= self.core.schedule._max_running
+        prefill = sum(piece.count for piece in slices if not piece.sequence.decoding)
+        assert prefill <= self.core.schedule._chunk_size
         for piece in slices:
             sequence = piece.sequence
             tags = path_tags(sequence.request.namespace, sequence.ids[: sequence.known].tolist())
@@ -466,7 +484,8 @@ class CoreMachine(RuleBasedStateMachine):
         """Between plan and commit nothing changes what the step reads or where it writes."""
         assert self.batch is not None
         used = {slot for context in self.batch.layout.context_b for slot in context.tolist()}
-        assert not used & set(self.core.pool.free_slots().tolist())
+        assert not used & set(self.free)
+        assert self.core.pool.free_slots().tolist() == self.free
         assert self.memory.tags == self.snapshot
 
     def _check_poison(self, sequence: Running) -> None:

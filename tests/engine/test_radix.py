@@ -128,6 +128,7 @@ class TestNamespaces:
     def test_never_share(self) -> None:
         tree = Tree("abc")
 
+        assert tree.radix.peek(THERE, ids("abc")) == (0, 0)
         assert tree.match("abc", THERE) == []
 
     def test_hold_the_same_text_side_by_side(self) -> None:
@@ -155,6 +156,12 @@ class TestLocks:
         tree.radix.evict(6)
 
         assert tree.paths() == ["abcd"]
+
+    def test_protect_a_node_that_was_offered_before(self) -> None:
+        tree = Tree()
+        tree.radix.lock(tree.add("abc"))
+
+        assert tree.radix.evict(3).tolist() == []
 
     def test_are_counted(self) -> None:
         tree = Tree("abc")

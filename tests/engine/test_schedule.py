@@ -210,7 +210,7 @@ class TestOrder:
         bench.run()
         cold = bench.submit(tokens(60, first=4))
         passes = 0
-        while not ended(bench, cold):
+        while not ended(bench, cold) and passes < 50:
             for _ in range(2):  # always more hits than can run
                 bench.submit([*tokens(60), passes % 3])
             bench.step()
@@ -224,7 +224,7 @@ class TestOrder:
         bench.run()
         cold = bench.submit(tokens(60, first=4))
         passes = 0
-        while not ended(bench, cold):
+        while not ended(bench, cold) and passes < 50:
             bench.submit([*tokens(640), passes % 3])
             bench.step()
             passes += 1
@@ -260,8 +260,17 @@ class TestPressure:
         assert counters.evicted_tokens > 0
         assert counters.retractions == 0
 
+    def test_lets_a_request_wait_that_would_soon_have_to_be_retracted(self) -> None:
+        bench = Bench(slots=24, chunk_size=24)
+        one = bench.submit(tokens(4), max_tokens=16)
+        bench.submit(tokens(4, first=1), max_tokens=16)
+
+        bench.plan()
+
+        assert bench.planned() == [(one, 0, 4)]
+
     def test_calls_in_slots_taken_ahead_before_it_retracts(self) -> None:
-        bench = Bench(slots=20)
+        bench = Bench(slots=18)
         one = bench.submit(tokens(4), max_tokens=14)
         bench.step()
         bench.step()
@@ -291,7 +300,7 @@ class TestPressure:
         bench.core.schedule._expected = 0.0
         one, two = (bench.submit(tokens(4, first), max_tokens=16) for first in range(2))
         steps = 0
-        while not ended(bench, one):
+        while not ended(bench, one) and steps < 50:
             bench.step()
             steps += 1
 
@@ -308,6 +317,26 @@ class TestPressure:
 
         assert tight.core.schedule.counters.retractions > 0
         assert [tight.tokens(n) for n in range(1, 5)] == [roomy.tokens(n) for n in range(1, 5)]
+
+    def test_lets_a_request_take_over_what_it_retracted_another_for(self) -> None:
+        roomy = Bench()
+        prompt = [0, 1]
+        prompt += roomy.run_alone(prompt, max_tokens=8)
+        bench = Bench(slots=17, chunk_size=3)
+        bench.core.schedule._expected = 0.0
+        bench.submit(prompt[:2], max_tokens=15)
+        for _ in range(7):
+            bench.step()
+        first = bench.submit(prompt, max_tokens=2, priority=1)
+        for _ in range(2):
+            bench.step()
+        batch = bench.plan()  # its last chunk finds no room, and then finds itself computed
+
+        assert bench.planned()[0] == (first, 8, 2)
+        assert batch.layout.slots_t[:2].tolist() == [0, 0]
+        bench.land()
+        bench.run()
+        assert bench.tokens(first) == roomy.run_alone(prompt, max_tokens=2)
 
     def test_counts_what_a_retracted_request_finds_again_as_its_own(self) -> None:
         bench = Bench(slots=20, chunk_size=24)
