@@ -318,25 +318,46 @@ class TestPressure:
         assert tight.core.schedule.counters.retractions > 0
         assert [tight.tokens(n) for n in range(1, 5)] == [roomy.tokens(n) for n in range(1, 5)]
 
-    def test_lets_a_request_take_over_what_it_retracted_another_for(self) -> None:
-        roomy = Bench()
+    def overtaken(self, max_tokens: int) -> tuple[Bench, int, int]:
+        """A request in whose way another one decodes the very path that it has as its prompt.
+
+        Returns the bench, before the last chunk of the prompt, and the numbers of the two.
+        """
         prompt = [0, 1]
-        prompt += roomy.run_alone(prompt, max_tokens=8)
+        prompt += Bench().run_alone(prompt, max_tokens=8)
         bench = Bench(slots=17, chunk_size=3)
         bench.core.schedule._expected = 0.0
-        bench.submit(prompt[:2], max_tokens=15)
+        late = bench.submit(prompt[:2], max_tokens=15)
         for _ in range(7):
             bench.step()
-        first = bench.submit(prompt, max_tokens=2, priority=1)
+        first = bench.submit(prompt, max_tokens=max_tokens, priority=1)
         for _ in range(2):
             bench.step()
-        batch = bench.plan()  # its last chunk finds no room, and then finds itself computed
+        return bench, first, late
+
+    def test_lets_a_request_take_over_what_it_retracted_another_for(self) -> None:
+        bench, first, _ = self.overtaken(max_tokens=2)
+        batch = bench.plan()  # there is no room for the last chunk; then it is found computed
 
         assert bench.planned()[0] == (first, 8, 2)
         assert batch.layout.slots_t[:2].tolist() == [0, 0]
         bench.land()
         bench.run()
-        assert bench.tokens(first) == roomy.run_alone(prompt, max_tokens=2)
+        prompt = Bench().run_alone([0, 1], max_tokens=10)
+        assert bench.tokens(first) == prompt[8:]
+
+    def test_writes_nothing_for_a_retracted_request_that_finds_all_its_tokens(self) -> None:
+        bench, first, late = self.overtaken(max_tokens=5)
+        bench.core.schedule._max_running = 1  # so that it is not back too soon
+        while not ended(bench, first):
+            bench.step()
+        batch = bench.plan()
+
+        assert [request for request, _, _ in bench.planned()] == [late]
+        assert batch.layout.slots_t.tolist() == [0]
+        bench.land()
+        bench.run()
+        assert bench.tokens(late) == Bench().run_alone([0, 1], max_tokens=15)
 
     def test_counts_what_a_retracted_request_finds_again_as_its_own(self) -> None:
         bench = Bench(slots=20, chunk_size=24)
