@@ -22,7 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class TestTheContract(BackendConformance):
-    @pytest.fixture(params=SETTINGS.values(), ids=SETTINGS)
+    @pytest.fixture(params=list(SETTINGS.values()), ids=list(SETTINGS))
     def make_backend(self, tiny_model: Path, request: pytest.FixtureRequest) -> MakeBackend:
         options = {"slots": 2000, "threads": 1, **request.param}
 
