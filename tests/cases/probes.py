@@ -6,8 +6,14 @@ float32, as transformers computes them; results may be compared id for id where 
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
 import msgspec
 
+from structgen import Engine
 from structgen.request import Completion
 
 EMOJI = "\U0001f600"
@@ -33,12 +39,6 @@ PROBES = (COUNT, EVEN, LINES, TEN, SMILES)
 
 # The first ids of COUNT's continuation.
 COUNT_IDS = (216, 41, 28, 216, 33, 32, 28)
-GREEDY = {"temperature": 0.0}
-
-
-def ids_of(completion: Completion) -> tuple[int, ...]:
-    """The ids of a completion."""
-    return completion.tokens
 
 
 def logprobs_of(completion: Completion) -> list[float]:
@@ -49,3 +49,10 @@ def logprobs_of(completion: Completion) -> list[float]:
 def chat(text: str) -> list[dict[str, str]]:
     """A chat of one user message."""
     return [{"role": "user", "content": text}]
+
+
+@asynccontextmanager
+async def opened(model: Path, **options: Any) -> AsyncIterator[Engine]:
+    """An engine in float32 with a pool that is roomy for these prompts."""
+    async with Engine(model, **{"dtype": "float32", "slots": 4000, **options}) as engine:
+        yield engine

@@ -26,11 +26,6 @@ from tests.models.harness import logits_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def checkpoint(default_model: Path) -> Checkpoint:
     return open_checkpoint(default_model)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +16,10 @@ import pytest
 from structgen import Engine
 from structgen.errors import OptionError, PromptError
 from structgen.request import Completion, Delta, Tokens
-from tests.cases.probes import COUNT, COUNT_IDS, EMOJI, LINES, PROBES, SMILES, TEN, chat
+from tests.cases.probes import COUNT, COUNT_IDS, EMOJI, LINES, PROBES, SMILES, TEN, chat, opened
 from tests.cases.probes import logprobs_of as logprobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@asynccontextmanager
-async def opened(model: Path, **options: Any) -> AsyncIterator[Engine]:
-    options = {"dtype": "float32", "slots": 4000, **options}
-    async with Engine(model, **options) as engine:
-        yield engine
 
 
 async def greedy(engine: Engine, prompt: str | list[dict[str, str]], new: int) -> Completion:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,9 @@ import pytest
 from structgen import Engine, State, program
 from structgen.errors import ConstraintError, PromptError, UnknownVariableError
 from structgen.request import Tokens
-from tests.cases.probes import COUNT, EMOJI, SMILES, TEN
+from tests.cases.probes import COUNT, EMOJI, SMILES, TEN, opened
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@asynccontextmanager
-async def opened(model: Path, **options: Any) -> AsyncIterator[Engine]:
-    options = {"dtype": "float32", "slots": 4000, **options}
-    async with Engine(model, **options) as engine:
-        yield engine
 
 
 def is_idle(engine: Engine) -> bool:
