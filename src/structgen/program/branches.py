@@ -92,7 +92,7 @@ class Branches:
         if self._open:
             raise StateError("this fork scope is open already; fork again for another one")
         self._open = True
-        prefix = lay_out(self._start.said(), self._parent.run.backend.chat).parts
+        prefix = lay_out(self._start.said(), self._parent.run.chat).parts
         if prefix:
             await self._scope.open(prefix)
         return self

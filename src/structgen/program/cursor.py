@@ -85,7 +85,7 @@ class Cursor:
     def open(self, role: Role) -> None:
         """Open a role. Raises `RoleError` inside another, `TemplateError` without a template."""
         self.require_idle(f"{role}()")
-        if self.run.backend.chat is None:
+        if self.run.chat is None:
             raise TemplateError(NO_CHAT)
         self.transcript.open(role)
 
@@ -116,7 +116,7 @@ class Cursor:
         self._calls += 1
         if "seed" not in options and merged.get("seed") is not None:
             merged["seed"] = derived_seed(merged["seed"], place)
-        layout = lay_out(self.transcript.said(), self.run.backend.chat)
+        layout = lay_out(self.transcript.said(), self.run.chat)
         if not layout.parts:
             raise PromptError(
                 "there is nothing to continue: append some text to the state before gen() "

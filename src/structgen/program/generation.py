@@ -39,6 +39,7 @@ class Generation:
         "_left",
         "_run",
         "_scope",
+        "_tokenizer",
         "deltas",
         "request",
     )
@@ -47,6 +48,8 @@ class Generation:
         self.request = request
         self.deltas: list[Delta] = []
         self._run = run
+        # Asked for now: a backend that closes meanwhile says nothing of itself any more.
+        self._tokenizer = run.backend.capabilities.tokenizer
         self._context: AbstractAsyncContextManager[AsyncIterator[Delta]] | None = None
         self._deltas: AsyncIterator[Delta] | None = None
         self._scope: anyio.CancelScope | None = None
@@ -85,9 +88,8 @@ class Generation:
 
     def completion(self) -> Completion:
         """What was read, as a completion; of reason "abort" before the last delta was read."""
-        tokenizer = self._run.backend.capabilities.tokenizer
         if self.finished:
-            return join_deltas(self.deltas, tokenizer)
+            return join_deltas(self.deltas, self._tokenizer)
         tokens = sum(len(delta.tokens) for delta in self.deltas)
         whole = _exact(self.deltas)
         text = "".join(delta.text for delta in self.deltas)
@@ -98,7 +100,7 @@ class Generation:
             tail=tail,
             finish=Finish(reason="abort", usage=Usage(completion_tokens=tokens)),
             logprobs=tuple(entry for delta in self.deltas[:whole] for entry in delta.logprobs),
-            tokenizer=tokenizer,
+            tokenizer=self._tokenizer,
         )
 
     @property
@@ -171,10 +173,10 @@ class Generation:
         if self._left:
             return
         self._left = True
-        if not self.finished:
-            self._run.usage += self.completion().usage
-        assert self._context is not None, "the generation was not entered"
         try:
+            if not self.finished:
+                self._run.usage += self.completion().usage
+            assert self._context is not None, "the generation was not entered"
             await self._context.__aexit__(kind, error, trace)
         finally:
             self._forget()

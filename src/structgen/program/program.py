@@ -78,7 +78,7 @@ class Program(Generic[P, R]):
             value = await self.function(State(cursor), *args, **kwargs)
         finally:
             await run.end()
-        return Result(value, run.usage, cursor.transcript, cursor.variables, backend.chat)
+        return Result(value, run.usage, cursor.transcript, cursor.variables, run.chat)
 
     def using(self, **options: Unpack[GenOptions]) -> Program[P, R]:
         """The same program with other default options.

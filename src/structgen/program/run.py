@@ -35,10 +35,11 @@ class Lease(Protocol):
 class Run:
     """One run of a program on a backend."""
 
-    __slots__ = ("_leases", "backend", "ended", "id", "usage")
+    __slots__ = ("_leases", "backend", "chat", "ended", "id", "usage")
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.chat = backend.chat  # texts can be read, and a result made, after the backend closed
         self.id = secrets.token_hex(8)
         self.ended = False
         self.usage = Usage()

@@ -67,7 +67,7 @@ class State:
     def parts(self) -> Prompt:
         """The prompt as it would be sent now."""
         cursor = self._cursor
-        return lay_out(cursor.transcript.said(), cursor.run.backend.chat).parts
+        return lay_out(cursor.transcript.said(), cursor.run.chat).parts
 
     def messages(self) -> list[Message]:
         """What was said in roles, as messages; text outside of roles is in none of them."""
