@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import anyio
+import anyio.to_thread
 import torch
 from torch import Tensor
 
@@ -98,7 +99,9 @@ class Loop:
             await outlast(task)
         finally:
             if self._worker is not None:
-                self._worker.shutdown(wait=True)
+                # Joined in a thread: a step may be running yet, if the task was cancelled.
+                shutdown = anyio.to_thread.run_sync(self._worker.shutdown)
+                await outlast(asyncio.ensure_future(shutdown))
 
     async def _step(self, batch: Batch) -> list[Outcome]:
         try:
