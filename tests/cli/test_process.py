@@ -10,6 +10,8 @@ from pathlib import Path
 import structgen
 
 ROOT = Path(__file__).parents[2]
+# A shell that runs the tests in the background has them, and their children, ignore SIGINT.
+HEED_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
 START = "import sys; from structgen.cli import main; "
 HELP = (
     "import time; start = time.process_time(); "
@@ -60,7 +62,7 @@ class TestAnInterruption:
     def test_ends_quietly_with_its_own_exit_code(self, tmp_path: Path) -> None:
         file = tmp_path / "endless.py"
         file.write_text(ENDLESS)
-        command = [sys.executable, "-c", SCRIPTED, "run", str(file)]
+        command = [sys.executable, "-c", HEED_SIGINT + SCRIPTED, "run", str(file)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
             assert process.stderr is not None
             started = process.stderr.readline()
