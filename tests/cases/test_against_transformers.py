@@ -104,6 +104,35 @@ class TestChats:
         assert found.finish.matched == 2
 
 
+class TestScores:
+    @pytest.mark.parametrize(
+        ("prompt", "continuations"),
+        [
+            ("Answer:", (" YES", " NO")),
+            ("The capital of France is", (" Paris", " Antidisestablishmentarianism", " London")),
+        ],
+    )
+    async def test_are_the_log_probabilities_of_transformers(
+        self, theirs: Any, default_model: Path, prompt: str, continuations: tuple[str, ...]
+    ) -> None:
+        async with Engine(default_model, dtype="float32", slots=2000) as engine:
+            cold = await engine.score(prompt, continuations)
+            warm = await engine.score(prompt, continuations)
+            ids = Encoder(engine.loaded.checkpoint.tokenizer).encode((Text(prompt),)).tolist()
+
+        for first, again in zip(cold, warm, strict=True):
+            whole = torch.tensor([[*ids, *first.tokens]])
+            with torch.inference_mode():
+                logprobs_tv = theirs(whole).logits[0].log_softmax(-1)
+            rows = range(len(ids) - 1, whole.shape[1] - 1)
+            wanted = [
+                float(logprobs_tv[row, token])
+                for row, token in zip(rows, first.tokens, strict=True)
+            ]
+            assert list(first.logprobs) == pytest.approx(wanted, abs=1e-3)
+            assert list(again.logprobs) == pytest.approx(wanted, abs=1e-3)
+
+
 class TestASafetensorsCopy:
     async def test_gives_the_ids_and_logprobs_of_the_gguf_file(
         self, checkpoint: Checkpoint, theirs: Any, default_model: Path, tmp_path: Path

@@ -400,21 +400,14 @@ class TestSeeds:
 
 
 class TestScores:
-    async def test_are_exact_per_token_and_do_not_disturb_the_cache(
-        self, default_model: Path
-    ) -> None:
+    async def test_are_sums_that_a_long_tail_does_not_flatter(self, default_model: Path) -> None:
         async with opened(default_model) as engine:
             yes, no = await engine.score("Answer:", [" YES", " NO"])
-            paris, long, london = await engine.score(
-                "The capital of France is", [" Paris", " Antidisestablishmentarianism", " London"]
+            capitals = await engine.score(
+                "The capital of France is", [" London", " Antidisestablishmentarianism", " Paris"]
             )
 
-        # Measured on a bfloat16 copy of the weights, whose rounding moves them by this much.
-        assert list(yes.logprobs) == pytest.approx([-9.4275, -2.8949], abs=0.02)
-        assert list(no.logprobs) == pytest.approx([-10.8771], abs=0.02)
-        assert list(paris.logprobs) == pytest.approx([-0.2606], abs=0.02)
-        assert list(london.logprobs) == pytest.approx([-4.4058], abs=0.02)
-        assert list(long.logprobs) == pytest.approx(
-            [-11.7062, -15.2885, -6.1373, -0.1775, -8.7687], abs=0.02
-        )
+        assert (len(yes.tokens), len(no.tokens)) == (2, 1)
         assert no.total > yes.total
+        assert no.total / 1 < yes.total / 2  # the mean per token would choose the other
+        assert max(capitals, key=lambda score: score.total).text == " Paris"
