@@ -84,6 +84,7 @@ class Engine:
         self, model: str | Path = "smollm2-135m", **options: Unpack[EngineOptions]
     ) -> None:
         self.model = str(model)
+        self._source = model  # a `Path` is never a name
         self.config = config_from(options)
         self._loaded: Loaded | None = None
         self._mailboxes: dict[int, Mailbox] = {}
@@ -101,7 +102,7 @@ class Engine:
         if self._entered:
             raise EngineError("this engine has been opened before; make a new one")
         self._entered = True
-        loading = asyncio.ensure_future(anyio.to_thread.run_sync(load, self.model, self.config))
+        loading = asyncio.ensure_future(anyio.to_thread.run_sync(load, self._source, self.config))
         try:
             await outlast(loading)  # a thread cannot be stopped, and must not be left behind
             loaded = loading.result()
