@@ -20,6 +20,8 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+MOST_THREADS = 1024  # far beyond that, OpenMP ends the process when it cannot start them
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 class EngineOptions(TypedDict, total=False):
@@ -71,19 +73,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in {"auto", *DTYPES}:
+        if not isinstance(self.dtype, str) or self.dtype not in {"auto", *DTYPES}:
             raise OptionError("dtype", f"expected auto, {', '.join(DTYPES)}; got {self.dtype!r}")
-        for name in ("slots", "max_running", "chunk_size", "max_context", "threads"):
-            value = getattr(self, name)
-            if value is None and name not in {"max_running", "chunk_size"}:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise OptionError(name, f"expected a whole number of at least 1, got {value!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise OptionError("seed", f"expected a whole number of at least 0, got {self.seed!r}")
+        self._check_counts()
+        for name in ("radix", "worker"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise OptionError(name, f"expected True or False, got {value!r}")
+        if not isinstance(self.chat_template, str | Path | None):
+            raise OptionError("chat_template", f"expected a path, got {self.chat_template!r}")
         fraction = self.memory_fraction
         if not isinstance(fraction, int | float) or not 0 < fraction <= 0.9:
             raise OptionError("memory_fraction", f"must be in (0, 0.9], got {fraction!r}")
+
+    def _check_counts(self) -> None:
+        names = ("slots", "max_running", "chunk_size", "max_context", "threads", "seed")
+        for name in names:
+            value, least = getattr(self, name), 0 if name == "seed" else 1
+            if value is None and name in {"slots", "max_context", "threads"}:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                message = f"expected a whole number of at least {least}, got {value!r}"
+                raise OptionError(name, message)
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise OptionError("threads", f"must be at most {MOST_THREADS}, got {self.threads}")
 
 
 def config_from(options: EngineOptions) -> EngineConfig:
@@ -102,10 +114,23 @@ def available_memory() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdigit():
-        available = min(available, int(text) - int(used.read_text()))
+    used = CONTROL_GROUP / "memory.current"
+    if used.exists() and (limit := _control_group_limit()) is not None:
+        available = min(available, limit - int(used.read_text()))
     return max(available, 0)
+
+
+def total_memory() -> int:
+    """Bytes of main memory that this process could ever have; control groups are heeded."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _control_group_limit()
+    return total if limit is None else min(total, limit)
+
+
+def _control_group_limit() -> int | None:
+    file = CONTROL_GROUP / "memory.max"
+    text = file.read_text().strip() if file.exists() else ""
+    return int(text) if text.isdigit() else None
 
 
 def choose_dtype(config: EngineConfig, weights: int, checkpoint: str, device: str) -> torch.dtype:
@@ -114,13 +139,33 @@ def choose_dtype(config: EngineConfig, weights: int, checkpoint: str, device: st
         return DTYPES[config.dtype]
     if device != "cpu":
         return DTYPES.get(checkpoint, torch.bfloat16)
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return torch.float32 if 4 * weights <= total / 2 else torch.bfloat16
+    return torch.float32 if 4 * weights <= total_memory() / 2 else torch.bfloat16
 
 
-def choose_slots(config: EngineConfig, slot_bytes: int, max_context: int, available: int) -> int:
-    """How many slots the cache gets; never more than `max_running` full contexts could use."""
+def choose_slots(
+    config: EngineConfig, slot_bytes: int, max_context: int, available: int, total: int
+) -> int:
+    """How many slots the cache gets; never more than `max_running` full contexts could use.
+
+    slot_bytes   of one slot, over all layers
+    available    bytes of memory that can be had now
+    total        bytes of memory that could ever be had
+
+    Raises `OptionError` for slots that no memory could hold, and if there is room for none.
+    """
     if config.slots is not None:
+        if config.slots * slot_bytes > total:
+            raise OptionError(
+                "slots",
+                f"{config.slots} slots of {slot_bytes} bytes are more than the whole memory of "
+                f"{total} bytes; {total // 2 // slot_bytes} would take half of it",
+            )
         return config.slots
     affordable = int(available * config.memory_fraction) // slot_bytes
-    return max(1, min(affordable, config.max_running * max_context))
+    if affordable < 1:
+        raise OptionError(
+            "memory_fraction",
+            f"{config.memory_fraction:g} of the {available} bytes that are available does not "
+            f"hold one token of {slot_bytes} bytes; free some memory or raise it",
+        )
+    return min(affordable, config.max_running * max_context)

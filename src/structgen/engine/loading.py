@@ -16,6 +16,7 @@ from structgen.engine.config import (
     available_memory,
     choose_dtype,
     choose_slots,
+    total_memory,
 )
 from structgen.engine.runner import Runner, slot_bytes
 from structgen.models.checkpoint import Checkpoint, open_checkpoint
@@ -47,8 +48,13 @@ def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded
         device=torch.device(device),
         max_context=config.max_context,
     )
-    available = available_memory()
-    slots = choose_slots(config, slot_bytes(decoder, dtype), decoder.max_context, available)
+    slots = choose_slots(
+        config,
+        slot_bytes(decoder, dtype),
+        decoder.max_context,
+        available_memory(),
+        total_memory(),
+    )
     return Loaded(checkpoint, Runner(decoder, slots, dtype), dtype, slots, decoder.max_context)
 
 
