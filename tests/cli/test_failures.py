@@ -129,6 +129,22 @@ class TestAFailure:
         assert message in output.err
         assert output.code != 0
 
+    @pytest.mark.parametrize("text", ["def f(:\n", "raise ValueError\n"])
+    def test_has_its_place_in_a_file_that_is_named_relatively(
+        self,
+        structgen: CommandLine,
+        program_file: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        text: str,
+    ) -> None:
+        program_file.write_text(HEAD + text)
+        monkeypatch.chdir(program_file.parent)
+
+        output = structgen("run", program_file.name)
+
+        assert f"structgen: {program_file.name}:3: " in output.err
+        assert output.code == 1
+
     @pytest.mark.parametrize(
         ("body", "message"),
         [

@@ -49,14 +49,15 @@ def report(error: BaseException) -> int:
     """Write `structgen: ...` for the error on stderr and return its exit code."""
     if os.environ.get(TRACEBACK_VARIABLE, "") not in {"", "0"}:
         traceback.print_exception(error)
-    place = ""
+    place, code = "", exit_code(error)
     if isinstance(error, ProgramError) and error.__cause__ is not None:
         file, error = error.file, next(leaves(error.__cause__))
+        # What the user's own code does wrong is no mistake of the command line.
         place = _place(error, file)
+        code = FAILED if place else exit_code(error)
     if not isinstance(error, KeyboardInterrupt):
         sys.stderr.write(f"structgen: {place}{one_line(error)}\n")
-    # What the user's own code does wrong is no mistake of the command line.
-    return FAILED if place else exit_code(error)
+    return code
 
 
 def one_line(error: BaseException) -> str:
@@ -82,10 +83,12 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _place(error: BaseException, file: Path) -> str:
     """`file:line in function: ` of the innermost frame in the user's file, "" if there is none."""
-    if isinstance(error, SyntaxError) and error.filename == str(file):
+    # Python names files by their whole path, the user as it was typed.
+    whole = str(file.resolve())
+    if isinstance(error, SyntaxError) and error.filename in {whole, str(file)}:
         return f"{file}:{error.lineno}: "
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if frame.filename == str(file)]
+    inside = [frame for frame in frames if frame.filename in {whole, str(file)}]
     if not inside:
         return ""
     function = "" if inside[-1].name == "<module>" else f" in {inside[-1].name}"
