@@ -547,7 +547,7 @@ class TestBrokenLogits:
 
 class TestABatch:
     def test_pads_its_width_with_rows_that_touch_nothing(self) -> None:
-        core = Core(64, row_bucket=8)
+        core = Core(64, padded_rows=lambda rows: -(-rows // 8) * 8)
         core.submit(job(1, PROMPT))
         batch = core.plan()
         assert batch is not None

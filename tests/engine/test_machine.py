@@ -193,12 +193,13 @@ class CoreMachine(RuleBasedStateMachine):
         bucket: int,
         expected: float,
     ) -> None:
+        self.bucket = bucket
         self.core = Core(
             slots,
             chunk_size=chunk_size,
             max_running=max_running,
             radix=radix,
-            row_bucket=bucket,
+            padded_rows=lambda rows: -(-rows // bucket) * bucket,
         )
         # As after a long time without retraction, so that there is one soon.
         self.core.schedule._expected = expected
@@ -245,7 +246,7 @@ class CoreMachine(RuleBasedStateMachine):
         if self.batch is None:
             return
         assert layout_faults(self.batch) == []
-        assert len(self.batch.tokens_t) % self.core._row_bucket == 0
+        assert len(self.batch.tokens_t) % self.bucket == 0
         slices = self.core._in_flight or []
         assert len({piece.sequence.id for piece in slices}) == len(slices) > 0
         written = self.batch.layout.slots_t[self.batch.layout.slots_t > 0].tolist()

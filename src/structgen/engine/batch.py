@@ -10,6 +10,8 @@ Shape legend as in `kernels/attention.py`; R counts logit rows. A sequence may h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,8 @@ class LogitEdit(msgspec.Struct, frozen=True):
 
     Applied in this order: repetition penalty, frequency and presence penalties, bias, ban.
 
-    seen_ids, repetition            tokens of prompt and output; CTRL-style factor, 1.0 for none
+    seen_ids, repetition            tokens of prompt and output, each as often as it occurs or once;
+                                    CTRL-style factor, 1.0 for none
     output_ids, output_counts       distinct tokens of the output and how often each occurred
     frequency, presence             subtracted per occurrence and once
     bias_ids, bias_values           added
@@ -113,12 +116,12 @@ def scored_positions(piece: Slice) -> range:
     return range(first, min(piece.start + piece.count + 1, sequence.prompt_length))
 
 
-def assemble(step: int, slices: list[Slice], bucket: int = 1) -> Batch:
-    """Build the batch of one step; T is padded to a multiple of `bucket`."""
+def assemble(step: int, slices: list[Slice], padded_rows: Callable[[int], int]) -> Batch:
+    """Build the batch of one step; its T is `padded_rows` of the tokens to compute."""
     counts = np.fromiter((piece.count for piece in slices), np.int64, len(slices))
     starts = np.zeros(len(slices) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
-    width = -(-int(starts[-1]) // bucket) * bucket
+    width = padded_rows(int(starts[-1]))
     tokens = np.zeros(width, np.int64)
     positions = np.zeros(width, np.int64)
     slots = np.full(width, PADDING_SLOT, np.int64)
@@ -193,7 +196,8 @@ def _edit(sequence: Sequence, row: int) -> LogitEdit | None:
     counts = sequence.counts if counting else {}
     return LogitEdit(
         row=row,
-        seen_ids=np.unique(sequence.ids[: sequence.known]) if repetition != 1.0 else NO_IDS,
+        # Copied, since the sequence goes on; a token that occurs twice is there twice.
+        seen_ids=sequence.ids[: sequence.known].copy() if repetition != 1.0 else NO_IDS,
         repetition=repetition,
         output_ids=np.fromiter(counts, np.int64, len(counts)),
         output_counts=np.fromiter(counts.values(), np.int64, len(counts)),

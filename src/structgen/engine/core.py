@@ -12,7 +12,7 @@ Used   by `engine` (submit, abort, scopes) and `loop` (plan, commit, fail), on o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -58,9 +58,9 @@ class Core:
         chunk_size: int = 512,
         max_running: int = 64,
         radix: bool = True,
-        row_bucket: int = 1,
+        padded_rows: Callable[[int], int] = int,
     ) -> None:
-        """`slots` usable slots; `row_bucket`: step widths are padded to a multiple of it."""
+        """`slots` usable slots; `padded_rows`: from tokens of a step to rows of its batch."""
         self.pool = Pool(slots)
         self.schedule = Schedule(
             self.pool, chunk_size=chunk_size, max_running=max_running, radix=radix
@@ -69,7 +69,7 @@ class Core:
         self._sequences: dict[int, Sequence] = {}
         self._in_flight: list[Slice] | None = None
         self._arrivals = 0
-        self._row_bucket = row_bucket
+        self._padded_rows = padded_rows
 
     @property
     def has_work(self) -> bool:
@@ -142,7 +142,7 @@ class Core:
         self.totals.batch_max = max(self.totals.batch_max, len(slices))
         self._in_flight = slices
         self.pool.launch()
-        return assemble(self.totals.steps, slices, self._row_bucket)
+        return assemble(self.totals.steps, slices, self._padded_rows)
 
     def commit(self, batch: Batch, picked: Picked) -> list[Outcome]:
         """Take in the outcome of the step in flight."""

@@ -44,6 +44,7 @@ from structgen.errors import (
     PromptError,
     UnsupportedError,
 )
+from structgen.models.linear import padded_rows
 from structgen.request import (
     Completion,
     GenOptions,
@@ -117,6 +118,7 @@ class Engine:
             chunk_size=self.config.chunk_size,
             max_running=self.config.max_running,
             radix=self.config.radix,
+            padded_rows=padded_rows,
         )
         self._loop = Loop(
             self._core,

@@ -15,6 +15,7 @@ from structgen.engine.batch import Batch, Picked
 from structgen.engine.sample import pick
 from structgen.kernels.choose import attention_for
 from structgen.models.decoder import Decoder
+from structgen.models.linear import padded_rows
 
 
 class Runner:
@@ -38,10 +39,12 @@ class Runner:
         plan = self._attention.plan(batch.layout)
         tokens_t = torch.from_numpy(batch.tokens_t).to(self.device)
         hidden_th = self.decoder.forward(tokens_t, self._attention, plan)
-        rows_r = torch.from_numpy(batch.logit_rows_r).to(self.device)
-        if len(rows_r) != len(hidden_th):
-            hidden_th = hidden_th.index_select(0, rows_r)
-        return self.decoder.logits(hidden_th)
+        count = len(batch.logit_rows_r)
+        if count != len(hidden_th):
+            rows = np.zeros(padded_rows(count), np.int64)
+            rows[:count] = batch.logit_rows_r
+            hidden_th = hidden_th.index_select(0, torch.from_numpy(rows).to(self.device))
+        return self.decoder.logits(hidden_th)[:count]
 
     @torch.inference_mode()
     def pick(self, logits_rv: Tensor, batch: Batch, mask: Tensor | None = None) -> Picked:
