@@ -37,4 +37,4 @@ bench: venv model
 	$(BIN)/python -m benchmarks
 
 soak: venv model
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak --timeout=3600
+	$(BIN)/pytest -m soak -s --timeout=3600

@@ -7,7 +7,7 @@ A `Chat` is made from a model's own template (`models/template.py`) or from a ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import msgspec
 
@@ -102,7 +102,7 @@ CHATML = MarkerChat("<|im_start|>{role}\n", "<|im_end|>\n")
 def turns_from(messages: Sequence[object]) -> list[Turn]:
     """Turns from `{"role": ..., "content": ...}` mappings or `Message` objects.
 
-    Raises `TemplateError` for an empty list or a message of another shape.
+    Raises `TemplateError` for an empty list, a message of another shape or an unknown role.
     """
     if not messages:
         raise TemplateError("messages: expected at least one message")
@@ -110,4 +110,7 @@ def turns_from(messages: Sequence[object]) -> list[Turn]:
         found = msgspec.convert(messages, list[Message], from_attributes=True)
     except msgspec.ValidationError as error:
         raise TemplateError(f"messages: {error}") from None
+    known = get_args(Role)
+    if unknown := [m.role for m in found if m.role not in known]:
+        raise TemplateError(f"messages: unknown role {unknown[0]!r}; roles are {', '.join(known)}")
     return [Turn(m.role, (Text(m.content),) if m.content else ()) for m in found]

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from structgen.errors import GenerationError, StateClosedError
+from structgen.program.program import program
 from structgen.program.state import State
 from structgen.request import Delta, Finish, Request, Text, Tokens, Usage
 from structgen.testing import ScriptedBackend
@@ -300,3 +301,13 @@ async def test_a_thousand_live_programs_share_one_thread() -> None:
 
     assert (backend.peak, backend.finished) == (1_000, 1_000)
     assert threading.active_count() == before
+
+
+class TestWhatIsNoBackend:
+    async def test_is_refused_with_what_to_write(self) -> None:
+        @program
+        async def empty(s: State) -> None:
+            s += "x"
+
+        with pytest.raises(TypeError, match="takes an engine or another backend first, got str"):
+            await empty.run("smollm2-135m")  # type: ignore[arg-type]  # the mistake under test

@@ -93,6 +93,8 @@ async def test_load_with_cancellations_leaves_no_trace(default_model: Path) -> N
         after = engine.statistics()
         left = (len(engine._mailboxes), len(engine._core._sequences), len(engine._timers))
     slope = load.slope()
+    series = " ".join(f"{mb:.0f}" for _, mb in load.memory)
+    print(f"resident MB every 5 s: {series}")
     print(
         f"finished {load.finished}, cancelled {load.cancelled}, slope {slope:.2f} MB/min, {after}"
     )

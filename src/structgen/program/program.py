@@ -72,6 +72,11 @@ class Program(Generic[P, R]):
                 f"run() takes a backend; on a State, call the program inline: "
                 f"`await {self.__name__}(s, ...)`"
             )
+        if not hasattr(backend, "generate"):
+            raise TypeError(
+                f"run() takes an engine or another backend first, got {type(backend).__name__}; "
+                "write `async with Engine('smollm2-135m') as engine:` and pass the engine"
+            )
         run = Run(backend)
         cursor = Cursor(run, self.options)
         try:
