@@ -21,6 +21,7 @@ import pytest
 
 from structgen.backend import Backend
 from structgen.errors import OptionError, PromptError
+from structgen.options import request_from
 from structgen.request import (
     Completion,
     Delta,
@@ -30,7 +31,6 @@ from structgen.request import (
     Text,
     join_deltas,
     prompt_text,
-    request_from,
 )
 
 MakeBackend = Callable[[], AbstractAsyncContextManager[Backend]]

@@ -12,17 +12,8 @@ from hypothesis import strategies as st
 
 from structgen.backend import Backend
 from structgen.errors import ConstraintError, PromptError, UnsupportedError
-from structgen.request import (
-    Completion,
-    Control,
-    Image,
-    JsonSchema,
-    Lineage,
-    Request,
-    Text,
-    Tokens,
-    request_from,
-)
+from structgen.options import request_from
+from structgen.request import Completion, Control, Image, JsonSchema, Lineage, Request, Text, Tokens
 from structgen.testing import END_ID, ScriptedBackend, ScriptedTokenizer
 from tests.conformance import (
     PROMPT,

@@ -17,9 +17,9 @@ FOLDERS = sorted({path.parent for path in FILES})
 
 # A room imports only rooms on lower floors, and itself. `""` is the package: what users import.
 FLOORS = (
-    {"errors", "request", "chat", "backend"},
-    {"program", "kernels", "grammar", "remote", "testing"},
-    {"models"},
+    {"errors", "sampling", "request", "options", "chat", "backend", "events"},
+    {"transcript", "output", "trace", "kernels", "grammar"},
+    {"program", "remote", "testing", "models", "core"},
     {"engine"},
     {"server"},
     {"cli", ""},
@@ -27,11 +27,12 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Some floor-0 files build on each other, in this order.
-VOCABULARY = ("errors", "request", "chat", "backend")
+VOCABULARY = ("errors", "sampling", "request", "options", "chat", "backend", "events")
 
 # Rooms that must be usable without torch, and the room that must be usable with little else.
 TORCH = {"torch", "transformers", "triton", "xgrammar", "safetensors", "gguf", "tokenizers"}
-TORCH_FREE = {"errors", "request", "chat", "backend", "program", "remote", "testing", "cli", ""}
+TORCH_FREE = {*VOCABULARY, "transcript", "output", "trace", "program", "remote", "testing"}
+TORCH_FREE |= {"cli", ""}
 KERNEL_IMPORTS = {"torch", "triton", "numpy"}
 VOCABULARY_IMPORTS = {"msgspec"}
 

@@ -23,6 +23,7 @@ from structgen import errors
 from structgen.backend import Backend, Capabilities
 from structgen.chat import Message
 from structgen.errors import StructgenError
+from structgen.options import GenOptions
 
 # Python binds `structgen.program` to the folder when it is imported first, which is here: so the
 # decorator, bound after it, stays.
@@ -38,23 +39,20 @@ from structgen.request import (
     Delta,
     Ebnf,
     Finish,
-    GenOptions,
     Image,
     JsonSchema,
     Lineage,
-    ModelDefaults,
     Namespace,
     Prompt,
     Regex,
     Request,
-    Sampling,
     Score,
     Text,
     TokenLogprob,
     Tokens,
     Usage,
-    Want,
 )
+from structgen.sampling import ModelDefaults, Sampling, Want
 
 if TYPE_CHECKING:
     from structgen.engine.engine import Engine

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from structgen.chat import Chat
-from structgen.request import Delta, Lineage, Namespace, Prompt, Request, Score, Usage
+from structgen.request import Delta, Lineage, Namespace, Prompt, Request, Scores, Usage
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +23,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer     fingerprint of the tokenizer that those ids belong to, "" if it has none
     logprobs      of output tokens
     score         continuations can be scored exactly
+    stop_regex    `Sampling.stop_regex` is heeded
     constraints   kinds of constraint that are enforced while decoding
     max_context   tokens of prompt and output together, None if unknown
     """
@@ -31,6 +32,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str = ""
     logprobs: bool = False
     score: bool = False
+    stop_regex: bool = False
     images: bool = False
     constraints: frozenset[str] = frozenset()
     max_context: int | None = None
@@ -64,8 +66,18 @@ class Backend(Protocol):
         *,
         lineage: Lineage = ...,
         namespace: Namespace = ...,
-    ) -> list[Score]:
-        """Exact log-probabilities of each continuation after the prompt."""
+    ) -> Scores:
+        """Exact log-probabilities of each continuation after the prompt, token by token.
+
+        A continuation is encoded as a part of its own and follows the prompt's last token. With
+        an empty prompt the first token of a continuation has nothing before it but the BOS token
+        of a tokenizer that begins texts with one; without one its log-probability is given as 0.
+        Raises `PromptError` for an empty continuation.
+        """
+        ...
+
+    async def encode(self, prompt: Prompt, /) -> tuple[int, ...]:
+        """The token ids that a prompt is sent as. Raises `UnsupportedError` without `tokens`."""
         ...
 
     async def prime(

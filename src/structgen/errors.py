@@ -12,7 +12,12 @@
     ├── GenerationError                   one request failed; the engine lives on
     │   ├── StepFailedError               the forward pass that carried it raised
     │   ├── NumericalError                its logits were NaN or infinite
-    │   └── DeadlineError                 it was not finished in time
+    │   ├── DeadlineError (TimeoutError)  it was not finished in time
+    │   └── OutputError                   its output is not what was asked for; `.text` has it
+    │       ├── IncompleteOutputError     cut off before it was a whole value
+    │       └── InvalidOutputError        whole, but no value of the type
+    ├── BudgetError                       a program run has used up its tokens or its time
+    ├── BatchError                        items of a batch failed; `.outcomes` has all of them
     ├── EngineError
     │   ├── EngineClosedError             the engine is not open (any more)
     │   └── EngineDiedError               the engine loop ended by an error; the cause is attached
@@ -28,6 +33,8 @@ A message says what happened, to what, and what to write instead.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class StructgenError(Exception):
@@ -85,8 +92,46 @@ class NumericalError(GenerationError):
     """The model produced NaN or infinite logits for this request."""
 
 
-class DeadlineError(GenerationError):
+class DeadlineError(GenerationError, TimeoutError):
     """The request was not finished within its deadline; it has been aborted."""
+
+
+class OutputError(GenerationError):
+    """The output is not what was asked for. `text` is what the model wrote."""
+
+    def __init__(self, message: str, text: str) -> None:
+        super().__init__(message)
+        self.text = text
+
+
+class IncompleteOutputError(OutputError):
+    """The output was cut off, by max_tokens or by a stop, before it was a whole value."""
+
+
+class InvalidOutputError(OutputError):
+    """The output ended by itself, but is no value of the type that was asked for."""
+
+
+class BudgetError(StructgenError):
+    """A program run has used up what `Program.budget` allows it; what it had live was aborted.
+
+    budget   "tokens" or "seconds"
+    """
+
+    def __init__(self, message: str, budget: str) -> None:
+        super().__init__(message)
+        self.budget = budget
+
+
+class BatchError(StructgenError):
+    """Some items of a batch failed, after all of them were run.
+
+    outcomes   of every item in order: its `Result`, or the exception that ended it
+    """
+
+    def __init__(self, message: str, outcomes: list[Any]) -> None:
+        super().__init__(message)
+        self.outcomes = outcomes
 
 
 class EngineError(StructgenError):

@@ -28,7 +28,6 @@ from structgen.request import (
     Finish,
     Image,
     Lineage,
-    ModelDefaults,
     Namespace,
     Part,
     Prompt,
@@ -41,6 +40,7 @@ from structgen.request import (
     Usage,
     prompt_text,
 )
+from structgen.sampling import ModelDefaults
 
 Script = str | Sequence[str] | Mapping[str, str] | Callable[[Request], str]
 _BASE = 0x110000  # one more than the largest code point

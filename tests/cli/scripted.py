@@ -15,7 +15,8 @@ from structgen.cli import main
 from structgen.cli.engine import OpenEngine
 from structgen.engine.observe import Statistics
 from structgen.errors import ModelNotFoundError
-from structgen.request import GenOptions, Text, request_from
+from structgen.options import GenOptions, request_from
+from structgen.request import Text
 from structgen.testing import Script, ScriptedBackend
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from structgen.engine.config import EngineConfig
-from structgen.request import GenOptions
+from structgen.options import GenOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

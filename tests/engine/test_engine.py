@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from structgen.chat import Message
-from structgen.engine.batch import Batch, Picked
+from structgen.core.batch import Batch, Picked
 from structgen.engine.engine import Engine
 from structgen.engine.loading import load
 from structgen.engine.loop import Computer
@@ -40,6 +40,7 @@ from structgen.errors import (
     TemplateError,
     UnsupportedError,
 )
+from structgen.options import request_from
 from structgen.request import (
     Completion,
     Control,
@@ -48,12 +49,10 @@ from structgen.request import (
     Lineage,
     Namespace,
     Request,
-    Sampling,
     Text,
     Tokens,
-    Want,
-    request_from,
 )
+from structgen.sampling import Sampling, Want
 
 ENDLESS: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 PROMPT = "the quick brown fox"

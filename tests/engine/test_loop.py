@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from structgen.engine.batch import Batch, Picked
-from structgen.engine.core import Core, Failure, Outcome
+from structgen.core.batch import Batch, Picked
+from structgen.core.core import Core, Failure, Outcome
 from structgen.engine.loop import Computer, Loop
 from structgen.engine.stream import Mailbox
 from structgen.errors import StepFailedError
 from structgen.request import Delta
-from tests.engine.fakes import PLAIN, FakeComputer, job, next_token, path_tags
+from tests.core.fakes import PLAIN, FakeComputer, job, next_token, path_tags
 
 PROMPT = [0, 1, 2, 0, 1]
 MODES = [pytest.param(True, id="in a worker"), pytest.param(False, id="inline")]

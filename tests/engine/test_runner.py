@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from structgen import Engine
-from structgen.engine.batch import Batch, Picked
+from structgen.core.batch import Batch, Picked
 from structgen.engine.runner import Runner
 from structgen.models.linear import padded_rows
 

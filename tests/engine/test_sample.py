@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from structgen.engine.batch import LogitEdit, Picked, SamplingRows
+from structgen.core.batch import LogitEdit, Picked, SamplingRows
 from structgen.engine.sample import pick
 from structgen.kernels.noise import gumbel
 

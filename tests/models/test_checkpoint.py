@@ -20,7 +20,8 @@ from structgen.chat import Turn
 from structgen.errors import CheckpointError, ModelNotFoundError, TemplateError
 from structgen.models.checkpoint import Checkpoint, open_checkpoint
 from structgen.models.registry import build
-from structgen.request import Control, ModelDefaults, Text, prompt_text
+from structgen.request import Control, Text, prompt_text
+from structgen.sampling import ModelDefaults
 from tests.models.chat_templates import CHATML, THINKING
 from tests.models.families import CASES, model_of, oracle, relative_error, saved, tokens
 from tests.models.gguf_files import TOKENS, gguf_of

@@ -12,7 +12,8 @@ import msgspec
 import typer
 from typer.models import OptionInfo
 
-from structgen.request import GenOptions, Sampling
+from structgen.options import GenOptions
+from structgen.sampling import Sampling
 
 DEFAULT_MODEL = "smollm2-135m"
 _SAMPLING, _ENGINE = "Sampling defaults", "Engine"

@@ -16,8 +16,9 @@ from structgen.cli.failure import CommandError
 from structgen.cli.ledger import Ledger
 from structgen.cli.options import Options
 from structgen.cli.report import Outcome, Seconds, write_defaults
+from structgen.options import GenOptions
 from structgen.program.program import Program
-from structgen.request import GenOptions, Lineage
+from structgen.request import Lineage
 
 if TYPE_CHECKING:
     from structgen.engine.engine import Engine

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from structgen.chat import Chat, Message, Turn, turns_from
-from structgen.engine.radix import NO_IDS, Ids
+from structgen.core.radix import NO_IDS, Ids
 from structgen.errors import PromptError, TemplateError, UnsupportedError
 from structgen.models.tokenizer import Tokenizer
 from structgen.request import Control, Image, Part, Prompt, Text, Tokens

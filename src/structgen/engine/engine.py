@@ -24,16 +24,16 @@ import torch
 
 from structgen.backend import Capabilities
 from structgen.chat import Chat
+from structgen.core.core import Core, Failure, Outcome
+from structgen.core.radix import Ids
+from structgen.core.sequence import Job
+from structgen.core.text import TextStream
 from structgen.engine.config import EngineOptions, config_from
-from structgen.engine.core import Core, Failure, Outcome
 from structgen.engine.encode import Encoder, PromptLike, parts_from
 from structgen.engine.loading import Loaded, load
 from structgen.engine.loop import Loop, outlast
 from structgen.engine.observe import LagMeter, Statistics, snapshot
-from structgen.engine.radix import Ids
-from structgen.engine.sequence import Job
 from structgen.engine.stream import DeltaStream, Mailbox
-from structgen.engine.text import TextStream
 from structgen.errors import (
     ConstraintError,
     DeadlineError,
@@ -45,20 +45,18 @@ from structgen.errors import (
     UnsupportedError,
 )
 from structgen.models.linear import padded_rows
+from structgen.options import GenOptions, request_from
 from structgen.request import (
     Completion,
-    GenOptions,
     Lineage,
-    ModelDefaults,
     Namespace,
     Prompt,
     Request,
     Score,
     Usage,
-    Want,
     join_deltas,
-    request_from,
 )
+from structgen.sampling import ModelDefaults, Want
 
 # Of all stop strings of a request. What finds them is built in 1 ms per 1,000 characters, in a
 # thread from there on, and takes 400 bytes a character.

@@ -17,8 +17,8 @@ import anyio.to_thread
 import torch
 from torch import Tensor
 
-from structgen.engine.batch import Batch, Picked
-from structgen.engine.core import Core, Failure, Outcome
+from structgen.core.batch import Batch, Picked
+from structgen.core.core import Core, Failure, Outcome
 
 
 class Computer(Protocol):

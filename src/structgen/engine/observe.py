@@ -7,7 +7,7 @@ from collections import deque
 
 import msgspec
 
-from structgen.engine.core import Core
+from structgen.core.core import Core
 
 LAG_INTERVAL = 0.02  # seconds between two looks at the clock
 LAG_WINDOW = 3000  # samples kept: one minute of work

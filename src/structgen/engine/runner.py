@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgen.engine.batch import Batch, Picked
+from structgen.core.batch import Batch, Picked
 from structgen.engine.sample import pick
 from structgen.kernels.choose import attention_for
 from structgen.models.decoder import Decoder

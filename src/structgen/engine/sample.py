@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from structgen.engine.batch import LogitEdit, Picked, SamplingRows
+from structgen.core.batch import LogitEdit, Picked, SamplingRows
 from structgen.kernels.draw import Terms, draw, leaders, peaks, some
 
 # Rows whose log-softmax is held at once: bounds memory when a whole prompt is scored.

@@ -24,7 +24,8 @@ from structgen.models.safetensors_file import SafetensorsSource
 from structgen.models.template import Template, TemplateChat
 from structgen.models.tensors import BlockWeight, DenseWeight, TensorSource
 from structgen.models.tokenizer import Tokenizer
-from structgen.request import ModelDefaults, Text
+from structgen.request import Text
+from structgen.sampling import ModelDefaults
 
 __all__ = ["BlockWeight", "Checkpoint", "DenseWeight", "TensorSource", "open_checkpoint"]
 

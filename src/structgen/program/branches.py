@@ -19,10 +19,10 @@ from structgen.errors import (
     UnknownVariableError,
 )
 from structgen.program.cursor import Cursor
-from structgen.program.prompt import lay_out
 from structgen.program.run import ForkScope
-from structgen.program.transcript import Said, Transcript
 from structgen.program.variables import Value
+from structgen.transcript.chain import Said, Transcript
+from structgen.transcript.layout import lay_out
 
 if TYPE_CHECKING:
     from structgen.program.state import State

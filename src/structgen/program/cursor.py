@@ -16,11 +16,11 @@ import anyio.lowlevel
 
 from structgen.chat import Role
 from structgen.errors import ConcurrentUseError, PromptError, TemplateError
-from structgen.program.prompt import NO_CHAT, extends, lay_out
 from structgen.program.run import ForkScope, Run, derived_seed
-from structgen.program.transcript import Transcript
 from structgen.program.variables import Meta, Variables
 from structgen.request import Completion, Lineage, Prompt, Request, Text
+from structgen.transcript.chain import Transcript
+from structgen.transcript.layout import NO_CHAT, extends, lay_out
 
 
 class Cursor:

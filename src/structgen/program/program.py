@@ -12,11 +12,11 @@ from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from structgen.backend import Backend
+from structgen.options import GenOptions, request_from
 from structgen.program.cursor import Cursor
 from structgen.program.result import Result
 from structgen.program.run import Run
 from structgen.program.state import State
-from structgen.request import GenOptions, request_from
 
 P = ParamSpec("P")
 R = TypeVar("R")

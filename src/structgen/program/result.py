@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from structgen.chat import Chat, Message
-from structgen.program.prompt import lay_out, messages_in
-from structgen.program.transcript import Transcript
 from structgen.program.variables import Meta, Value, Variables
 from structgen.request import Usage, prompt_text
+from structgen.transcript.chain import Transcript
+from structgen.transcript.layout import lay_out, messages_in
 
 R = TypeVar("R")
 

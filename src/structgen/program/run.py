@@ -17,7 +17,8 @@ import anyio
 
 from structgen.backend import Backend
 from structgen.errors import ConstraintError, StateClosedError, UnsupportedError
-from structgen.request import Lineage, Prompt, Request, Usage, request_from
+from structgen.options import request_from
+from structgen.request import Lineage, Prompt, Request, Usage
 
 
 class Lease(Protocol):

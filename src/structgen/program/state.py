@@ -13,13 +13,14 @@ from typing import Self, Unpack, overload
 
 from structgen.chat import Message, Role
 from structgen.errors import ConcurrentUseError, OptionError
+from structgen.options import GenOptions, request_from
 from structgen.program.branches import Branches
 from structgen.program.cursor import Cursor, variable_name
 from structgen.program.generation import Generation
 from structgen.program.pieces import Pieces
-from structgen.program.prompt import lay_out, messages_in
 from structgen.program.variables import Meta, Value
-from structgen.request import GenOptions, Prompt, prompt_text, request_from
+from structgen.request import Prompt, prompt_text
+from structgen.transcript.layout import lay_out, messages_in
 
 
 class State:

@@ -15,10 +15,11 @@ from collections import Counter, deque
 import msgspec
 import numpy as np
 
-from structgen.engine.pool import Slots
-from structgen.engine.radix import Ids, Node
-from structgen.engine.text import TextStream
-from structgen.request import Request, Sampling, TokenLogprob, Usage
+from structgen.core.pool import Slots
+from structgen.core.radix import Ids, Node
+from structgen.core.text import TextStream
+from structgen.request import Request, TokenLogprob, Usage
+from structgen.sampling import Sampling
 
 
 class Status(enum.Enum):

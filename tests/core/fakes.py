@@ -16,22 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from structgen.engine.batch import Batch, Picked
-from structgen.engine.core import Core, Failure, Outcome
-from structgen.engine.sequence import Job
-from structgen.engine.text import TextStream
+from structgen.core.batch import Batch, Picked
+from structgen.core.core import Core, Failure, Outcome
+from structgen.core.sequence import Job
+from structgen.core.text import TextStream
 from structgen.errors import StructgenError
 from structgen.kernels.attention import PADDING_SLOT, Layout
-from structgen.request import (
-    Delta,
-    Finish,
-    Lineage,
-    Namespace,
-    Request,
-    Sampling,
-    Tokens,
-    Want,
-)
+from structgen.request import Delta, Finish, Lineage, Namespace, Request, Tokens
+from structgen.sampling import Sampling, Want
 
 VOCABULARY = 5
 TABLE = tuple(bytes([ord("a") + token]) for token in range(VOCABULARY))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from structgen.errors import PromptError
-from structgen.request import Finish, Namespace, Want
-from tests.engine.fakes import PLAIN, Bench
+from structgen.request import Finish, Namespace
+from structgen.sampling import Want
+from tests.core.fakes import PLAIN, Bench
 
 
 def tokens(count: int, first: int = 0) -> list[int]:

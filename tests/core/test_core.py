@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from structgen.engine.core import Core, Failure
+from structgen.core.core import Core, Failure
 from structgen.errors import NumericalError, PromptError, StepFailedError
-from structgen.request import Delta, Finish, Want
-from tests.engine.fakes import (
+from structgen.request import Delta, Finish
+from structgen.sampling import Want
+from tests.core.fakes import (
     PLAIN,
     TABLE,
     VOCABULARY,

@@ -39,13 +39,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from structgen.engine.batch import Batch
-from structgen.engine.core import Core, Failure, Outcome
-from structgen.engine.sequence import Job
-from structgen.engine.sequence import Sequence as Running
+from structgen.core.batch import Batch
+from structgen.core.core import Core, Failure, Outcome
+from structgen.core.sequence import Job
+from structgen.core.sequence import Sequence as Running
 from structgen.errors import NumericalError, PromptError, StepFailedError
-from structgen.request import Delta, Namespace, TokenLogprob, Want
-from tests.engine.fakes import (
+from structgen.request import Delta, Namespace, TokenLogprob
+from structgen.sampling import Want
+from tests.core.fakes import (
     POISON,
     TABLE,
     TagMemory,
@@ -56,7 +57,7 @@ from tests.engine.fakes import (
     path_tags,
     root_tag,
 )
-from tests.engine.invariants import check, check_writes, path_nodes
+from tests.core.invariants import check, check_writes, path_nodes
 
 NAMESPACES = (Namespace(), Namespace(tenant="other"))
 STEM = (0, 1, 0, 0, 1, 1, 2, 0, 1, 0, 2, 2, 0, 1)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from structgen.chat import CHATML, MarkerChat, Rendering, Turn
 from structgen.errors import RoleError, TemplateError
-from structgen.program.prompt import extends, lay_out
-from structgen.program.transcript import Closed, Opened, Said, Transcript
 from structgen.request import Control, Part, Prompt, Text, Tokens
+from structgen.transcript.chain import Closed, Opened, Said, Transcript
+from structgen.transcript.layout import extends, lay_out
 
 CLOSE = Control("<|im_end|>\n")
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from structgen.engine.pool import NO_SLOTS, Slots
+from structgen.core.pool import NO_SLOTS, Slots
 from structgen.request import Namespace
 
 Ids = NDArray[np.int64]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgen.engine.radix import Ids, Node, Radix
+from structgen.core.radix import Ids, Node, Radix
 from structgen.request import Namespace
 
 HERE, THERE = Namespace(), Namespace(tenant="there")

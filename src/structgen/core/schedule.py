@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from structgen.engine.pool import Pool
-from structgen.engine.radix import Ids, Node, Radix
-from structgen.engine.sequence import Sequence, Status
+from structgen.core.pool import Pool
+from structgen.core.radix import Ids, Node, Radix
+from structgen.core.sequence import Sequence, Status
 from structgen.request import Namespace
 
 AGING = 64  # tokens of cache hit that one pass of being overtaken is worth

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from structgen.engine.core import Core
-from structgen.engine.radix import Node, Radix
-from structgen.engine.sequence import Sequence, Status
+from structgen.core.core import Core
+from structgen.core.radix import Node, Radix
+from structgen.core.sequence import Sequence, Status
 from structgen.request import Namespace
-from tests.engine.fakes import POISON, TagMemory, extend, path_tags, root_tag
+from tests.core.fakes import POISON, TagMemory, extend, path_tags, root_tag
 
 
 def check(core: Core, memory: TagMemory) -> set[int]:

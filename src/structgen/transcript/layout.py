@@ -14,8 +14,8 @@ import msgspec
 
 from structgen.chat import Chat, Message, Turn
 from structgen.errors import RoleError, TemplateError
-from structgen.program.transcript import Closed, Opened, Said
 from structgen.request import Control, Part, Prompt
+from structgen.transcript.chain import Closed, Opened, Said
 
 NO_CHAT = (
     "the model has no chat template, so roles have no markup; append plain text instead, or give "

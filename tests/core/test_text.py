@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from structgen.engine.text import Piece, StopStrings, TextStream
+from structgen.core.text import Piece, StopStrings, TextStream
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from structgen.engine.radix import NO_IDS
-from structgen.engine.schedule import Slice
-from structgen.engine.sequence import Sequence
+from structgen.core.radix import NO_IDS
+from structgen.core.schedule import Slice
+from structgen.core.sequence import Sequence
 from structgen.kernels.attention import PADDING_SLOT, Layout
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from structgen.engine.pool import Pool
+from structgen.core.pool import Pool
 
 
 def slots(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from structgen.engine.batch import Batch, Picked, assemble, scored_positions
-from structgen.engine.pool import Pool
-from structgen.engine.radix import Ids
-from structgen.engine.schedule import Schedule, Slice
-from structgen.engine.sequence import Job, Sequence, Status
+from structgen.core.batch import Batch, Picked, assemble, scored_positions
+from structgen.core.pool import Pool
+from structgen.core.radix import Ids
+from structgen.core.schedule import Schedule, Slice
+from structgen.core.sequence import Job, Sequence, Status
 from structgen.errors import NumericalError, PromptError, StepFailedError, StructgenError
 from structgen.request import Delta, Finish, FinishReason, Namespace, TokenLogprob
 
