@@ -24,14 +24,36 @@ from structgen.backend import Backend, Capabilities
 from structgen.chat import Message
 from structgen.errors import StructgenError
 from structgen.options import GenOptions
+from structgen.output.choices import ChoiceScore
 
 # Python binds `structgen.program` to the folder when it is imported first, which is here: so the
 # decorator, bound after it, stays.
+from structgen.program.batch import BatchResults
+from structgen.program.blocking import blocking
 from structgen.program.branches import Branches
+from structgen.program.combine import Vote, Winner
+from structgen.program.expression import (
+    Expression,
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    image,
+    select,
+    separate_reasoning,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
+from structgen.program.pieces import Piece
 from structgen.program.program import Program, program
 from structgen.program.result import Result
 from structgen.program.state import State
 from structgen.program.variables import Meta
+from structgen.program.watch import RunStream
 from structgen.request import (
     Choice,
     Completion,
@@ -47,6 +69,7 @@ from structgen.request import (
     Regex,
     Request,
     Score,
+    Scores,
     Text,
     TokenLogprob,
     Tokens,
@@ -60,14 +83,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = (
     "Backend",
+    "BatchResults",
     "Branches",
     "Capabilities",
     "Choice",
+    "ChoiceScore",
     "Completion",
     "Control",
     "Delta",
     "Ebnf",
     "Engine",
+    "Expression",
     "Finish",
     "GenOptions",
     "Image",
@@ -77,23 +103,42 @@ __all__ = (
     "Meta",
     "ModelDefaults",
     "Namespace",
+    "Piece",
     "Program",
     "Prompt",
     "Regex",
     "Request",
     "Result",
+    "RunStream",
     "Sampling",
     "Score",
+    "Scores",
     "State",
     "StructgenError",
     "Text",
     "TokenLogprob",
     "Tokens",
     "Usage",
+    "Vote",
     "Want",
+    "Winner",
     "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "blocking",
     "errors",
+    "gen",
+    "image",
     "program",
+    "select",
+    "separate_reasoning",
+    "system",
+    "system_begin",
+    "system_end",
+    "user",
+    "user_begin",
+    "user_end",
 )
 
 

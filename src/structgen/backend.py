@@ -24,6 +24,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs      of output tokens
     score         continuations can be scored exactly
     stop_regex    `Sampling.stop_regex` is heeded
+    primes        `prime` costs nothing to send and saves work later, so programs may call it ahead
     constraints   kinds of constraint that are enforced while decoding
     max_context   tokens of prompt and output together, None if unknown
     """
@@ -33,6 +34,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     score: bool = False
     stop_regex: bool = False
+    primes: bool = False
     images: bool = False
     constraints: frozenset[str] = frozenset()
     max_context: int | None = None

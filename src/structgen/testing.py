@@ -10,6 +10,7 @@ Owns   a script of replies, and counts of what was asked. It keeps the contract 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,12 +22,15 @@ import msgspec
 
 from structgen.backend import Capabilities
 from structgen.chat import CHATML, Chat
-from structgen.errors import ConstraintError, PromptError, UnsupportedError
+from structgen.errors import ConstraintError, OptionError, PromptError, UnsupportedError
+from structgen.grammar.automaton import Search, automaton_of
 from structgen.request import (
+    Choice,
     Control,
     Delta,
     Finish,
     Image,
+    JsonSchema,
     Lineage,
     Namespace,
     Part,
@@ -34,6 +38,7 @@ from structgen.request import (
     Regex,
     Request,
     Score,
+    Scores,
     Text,
     TokenLogprob,
     Tokens,
@@ -102,16 +107,19 @@ class ScriptedBackend:
     token_size    characters in a token (see `ScriptedTokenizer`)
     latency       seconds before each delta; 0 gives other tasks one turn
     score         (text of the prompt, continuation) -> log-probability of the continuation,
-                  spread evenly over its tokens; by default each token has -1
+                  spread evenly over its tokens; by default each token has -1. After an empty
+                  prompt the first token has 0, and the others share it
     fail          called with each request before it starts; what it raises, the request raises
     chat          the chat format, None for a model without one
     max_context   tokens of prompt and output together
 
-    A reply ends by itself with an end token, at `max_tokens`, or before a stop string. With
+    A reply ends by itself with an end token, at `max_tokens`, or before a stop. With
     `ignore_eos`, or to reach `min_tokens`, it is repeated. Every token of it has log-probability
     0: the script is certain. A reply that contradicts the request's regex, and a request that
-    the script has no reply for, are mistakes of the test and raise `AssertionError`.
+    the script has no reply for, are mistakes of the test and raise `AssertionError`. So does one
+    that is none of the request's choices, or no JSON where a schema asks for it.
 
+    primed     prompts that `prime` was called with
     requests   all requests that were accepted, in order
     running    requests that run now; `peak` the most that ran at once
     finished   requests that were read to their end; `aborted` those that were left before
@@ -132,6 +140,7 @@ class ScriptedBackend:
     ) -> None:
         self.tokenizer = ScriptedTokenizer(token_size)
         self.requests: list[Request] = []
+        self.primed: list[Prompt] = []
         self.running = self.peak = self.finished = self.aborted = 0
         self.scopes: dict[int, Prompt] = {}
         self.open_scopes: set[int] = set()
@@ -141,13 +150,15 @@ class ScriptedBackend:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Exact tokens, logprobs of output, scores, and regexes (checked, not enforced)."""
+        """Exact tokens, logprobs of output, scores; constraints are checked, not enforced."""
         return Capabilities(
             tokens=True,
             tokenizer=self.tokenizer.fingerprint,
             logprobs=True,
             score=True,
-            constraints=frozenset({"regex"}),
+            stop_regex=True,
+            constraints=frozenset({"regex", "choice", "json_schema"}),
+            primes=True,
             max_context=self._max_context,
         )
 
@@ -168,13 +179,21 @@ class ScriptedBackend:
         *,
         lineage: Lineage = Lineage(),
         namespace: Namespace = Namespace(),
-    ) -> list[Score]:
+    ) -> Scores:
         """Score continuations by the script."""
         del lineage, namespace  # the script depends on neither
-        self.encode(prompt)
+        if isinstance(continuations, str):
+            raise OptionError("continuations", "expected a list of strings; write [text] for one")
+        if not continuations:
+            raise OptionError("continuations", "expected at least one string, got an empty list")
+        prompt_ids = self.tokenizer.encode_parts(prompt)
+        found = [self._scored(prompt, prompt_ids, text) for text in continuations]
         await self.turn()
-        before = prompt_text(prompt)
-        return [self._scored(before, continuation) for continuation in continuations]
+        return Scores(tuple(found), Usage(prompt_tokens=len(prompt_ids)))
+
+    async def encode(self, prompt: Prompt, /) -> tuple[int, ...]:
+        """The token ids of a prompt."""
+        return self.tokenizer.encode_parts(prompt)
 
     async def prime(
         self,
@@ -186,7 +205,8 @@ class ScriptedBackend:
     ) -> Usage:
         """Count the prompt; there is no cache to fill."""
         del lineage, namespace
-        length = len(self.encode(prompt))
+        self.primed.append(prompt)
+        length = len(self.ids_of(prompt))
         await self.turn()
         return Usage(prompt_tokens=length)
 
@@ -200,7 +220,7 @@ class ScriptedBackend:
     ) -> AsyncIterator[int]:
         """Open a fork scope and remember its prefix."""
         del namespace  # there is no cache to divide
-        self.encode(prefix)
+        self.ids_of(prefix)
         number = len(self.scopes) + 1
         self.scopes[number] = prefix
         self.open_scopes.add(number)
@@ -209,8 +229,8 @@ class ScriptedBackend:
         finally:
             self.open_scopes.discard(number)
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """Ids of a prompt. Raises `PromptError` where there are none or too many."""
+    def ids_of(self, prompt: Prompt) -> tuple[int, ...]:
+        """Ids of a prompt to continue. Raises `PromptError` where there are none or too many."""
         ids = self.tokenizer.encode_parts(prompt)
         if not ids:
             raise PromptError("the prompt is empty; a generation continues at least one token")
@@ -242,12 +262,23 @@ class ScriptedBackend:
         else:
             await anyio.lowlevel.checkpoint()
 
-    def _scored(self, before: str, continuation: str) -> Score:
+    def _scored(self, prompt: Prompt, prompt_ids: Sequence[int], continuation: str) -> Score:
         tokens = self.tokenizer.encode(continuation)
+        if not tokens:
+            raise PromptError("a continuation is empty: it has no token to score; leave it out")
+        total = len(prompt_ids) + len(tokens)
+        if self._max_context is not None and total > self._max_context:
+            raise PromptError(
+                f"the prompt and the continuation have {total} tokens, and the context "
+                f"{self._max_context}"
+            )
+        # Nothing stands before the first token of all, so that it has no probability.
+        certain = 0 if prompt_ids else 1
         each = -1.0
-        if self._score is not None and tokens:
-            each = self._score(before, continuation) / len(tokens)
-        return Score(text=continuation, tokens=tokens, logprobs=(each,) * len(tokens))
+        if self._score is not None and len(tokens) > certain:
+            each = self._score(prompt_text(prompt), continuation) / (len(tokens) - certain)
+        logprobs = (0.0,) * certain + (each,) * (len(tokens) - certain)
+        return Score(text=continuation, tokens=tokens, logprobs=logprobs)
 
 
 class _Reply:
@@ -260,7 +291,7 @@ class _Reply:
 
     async def __aenter__(self) -> AsyncIterator[Delta]:
         backend, request = self._backend, self._request
-        prompt = backend.encode(request.prompt)
+        prompt = backend.ids_of(request.prompt)
         _refuse(request)
         if backend.fail is not None:
             backend.fail(request)
@@ -311,6 +342,8 @@ class _Output:
         limit = sampling.max_tokens
         assert limit is not None, "defaults are filled in"
         self._limit = limit if room is None else min(limit, room)
+        patterns = sampling.stop_regex
+        self._search = Search(automaton_of(patterns)) if patterns else None
         self.tokens: list[int] = []
         self.tail = ""
         self.sampled = 0
@@ -349,7 +382,7 @@ class _Output:
                 break
             self.tokens.append(token)
             before, text = text, text + self._tokenizer.decode([token])
-            if enough and (found := _first_stop(text, len(before), sampling.stop)):
+            if found := self._first_stop(text, len(before), count=enough):
                 self._cut(*found)
                 break
             if self.sampled == self._limit:
@@ -365,6 +398,16 @@ class _Output:
             yield from tokens or self._tokenizer.encode(" ")
         yield END_ID
 
+    def _first_stop(self, text: str, start: int, *, count: bool) -> tuple[int, str] | None:
+        """The first stop that ends behind `start`, if stops count; and where it begins."""
+        found = _first_stop(text, start, self._sampling.stop) if count else None
+        if self._search is not None:
+            read, length = self._search.scan(text[start:], allow=count)
+            first = (start + read - length, text[start + read - length : start + read])
+            if length and (found is None or _rank(first) < _rank(found)):
+                return first
+        return found
+
     def _cut(self, at: int, stop: str) -> None:
         """Keep the tokens that end before the stop at `at`; what is left before it is the tail."""
         self.finish = Finish(reason="stop", matched=stop)
@@ -379,6 +422,11 @@ class _Output:
         match self._request.constraint:
             case Regex(pattern):
                 assert re.fullmatch(pattern, text), f"reply {text!r} is not of regex {pattern!r}"
+            case Choice(options):
+                assert text in options, f"reply {text!r} is none of the choices {options}"
+            case JsonSchema():
+                # That it fits the schema is found by whoever reads it as a value of the type.
+                json.loads(text)
 
 
 def _first_stop(text: str, start: int, stops: Sequence[str]) -> tuple[int, str] | None:
@@ -391,6 +439,12 @@ def _first_stop(text: str, start: int, stops: Sequence[str]) -> tuple[int, str] 
     return None
 
 
+def _rank(found: tuple[int, str]) -> tuple[int, int]:
+    """The order of stops: what ends first, then what begins first."""
+    at, stop = found
+    return at + len(stop), at
+
+
 def _refuse(request: Request) -> None:
     match request.constraint:
         case None:
@@ -400,8 +454,12 @@ def _refuse(request: Request) -> None:
                 re.compile(pattern)
             except re.error as error:
                 raise ConstraintError(f"regex {pattern!r}: {error}") from None
+        case Choice() | JsonSchema():
+            pass
         case other:
             raise UnsupportedError(f"the scripted backend cannot check {type(other).__name__}")
+    if request.sampling.stop_regex:
+        automaton_of(request.sampling.stop_regex)
     if request.want.prompt_logprobs is not None:
         raise UnsupportedError("the scripted backend has no log-probabilities of prompts")
 

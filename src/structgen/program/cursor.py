@@ -1,26 +1,57 @@
 """What moves when a state is used: its place in the transcript and in the program.
 
-Owns   a transcript, variables, the default options, and the one operation that may run.
+Owns   a transcript, variables, the default options, the queue of expressions that wait to be
+       awaited, and the one operation that may run.
 Holds  a cursor changes only inside an operation of its own, and only when that succeeds: what
        fails or is cancelled leaves no trace but the reason for it.
-Used   by `State`, the face of it that programs see, and by `Pieces` and `Branches`.
+Used   by `State`, the face of it that programs see, by `operations`, `Pieces` and `Branches`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import anyio.lowlevel
+import msgspec
 
 from structgen.chat import Role
-from structgen.errors import ConcurrentUseError, PromptError, TemplateError
-from structgen.program.run import ForkScope, Run, derived_seed
-from structgen.program.variables import Meta, Variables
-from structgen.request import Completion, Lineage, Prompt, Request, Text
-from structgen.transcript.chain import Transcript
-from structgen.transcript.layout import NO_CHAT, extends, lay_out
+from structgen.errors import (
+    ConcurrentUseError,
+    PendingError,
+    PromptError,
+    RoleError,
+    StateError,
+    TemplateError,
+)
+from structgen.events import BranchOpened, VariableSet
+from structgen.program.expression import (
+    CloseRole,
+    CloseScope,
+    Expression,
+    Gen,
+    OpenRole,
+    OpenScope,
+    Select,
+    Words,
+    atoms,
+)
+from structgen.program.generation import Caller
+from structgen.program.run import ForkScope, Place, Run, derived_seed
+from structgen.program.variables import Meta, Value, Variables
+from structgen.request import Constraint, Lineage, Prompt, Request, prompt_text
+from structgen.transcript.chain import Closed, Opened, Segment, Transcript
+from structgen.transcript.layout import NO_CHAT, Layout, extends, lay_out
+
+
+class Question(msgspec.Struct, frozen=True):
+    """The requests of one call, one a sample, and whether their prompt lost its beginning."""
+
+    requests: tuple[Request, ...]
+    caller: Caller
+    prefix_lost: bool
 
 
 class Cursor:
@@ -29,12 +60,16 @@ class Cursor:
     __slots__ = (
         "_calls",
         "_closing",
-        "_place",
+        "_opened",
+        "_role_ahead",
         "_scope",
         "_sent",
         "branch",
         "busy",
+        "number",
         "options",
+        "pending",
+        "place",
         "run",
         "transcript",
         "variables",
@@ -47,10 +82,14 @@ class Cursor:
         self.transcript = Transcript()
         self.variables = Variables()
         self.branch: tuple[int, ...] = ()
+        self.place: Place = ()  # like `branch`, but forks of one state differ too
+        self.number = next(run.states)
         self.busy: str | None = None
+        self.pending: deque[Expression] = deque()
+        self._role_ahead: str | None = None  # the role in which the pending expressions end
         self._closing = False  # the role closes when the running operation ends
+        self._opened: list[tuple[str, Segment | None]] = []  # variable scopes, and their beginnings
         self._scope: ForkScope | None = None
-        self._place: tuple[int, ...] = ()  # like `branch`, but forks of one state differ too
         self._calls = 0  # generations and forks made here, failed ones included
         self._sent: Prompt = ()  # the last prompt, with what came of it
 
@@ -63,6 +102,14 @@ class Cursor:
             raise ConcurrentUseError(
                 f"{action} while {self.busy} runs on the same State; await that first, or "
                 "fork() the state before it to work in parallel"
+            )
+
+    def require_settled(self, action: str) -> None:
+        """Raise `PendingError` while expressions wait to be awaited."""
+        if self.pending:
+            raise PendingError(
+                f"{action} of a state on which {self.waiting()} was appended but not run yet; "
+                "write `await s` first"
             )
 
     async def begin(self, operation: str) -> None:
@@ -80,21 +127,121 @@ class Cursor:
             self._closing = False
             self.transcript.close()
 
+    # ------------------------------------------------------------ appending
+
+    def append(self, expression: Expression) -> None:
+        """Append an expression: what needs no model at once, the rest when the state is awaited.
+
+        Raises `RoleError` for a role inside a role, whether it is open or only appended.
+        """
+        self.require_idle("append()")
+        for atom in atoms(expression):
+            self._require_role(atom)
+            if self.pending or isinstance(atom, Gen | Select):
+                self._queue(atom)
+            else:
+                self.apply(atom)
+
+    def apply(self, atom: Expression) -> None:
+        """Do what needs no model."""
+        match atom:
+            case Words(text):
+                self.transcript.append(text)
+            case OpenRole(role):
+                if self.run.chat is None:
+                    raise TemplateError(NO_CHAT)
+                self.transcript.open(role)
+            case CloseRole():
+                self.transcript.close()
+            case OpenScope(name):
+                self._opened.append((name, self.transcript.seal()))
+            case CloseScope(name):
+                opened, start = self._opened.pop()
+                if opened != name:
+                    raise StateError(
+                        f"var_scope({name!r}) ends inside var_scope({opened!r}): scopes end in the "
+                        "reverse of the order in which they began"
+                    )
+                self.write(name, _text_of(self.transcript, start))
+            case _:
+                raise AssertionError(atom)
+
+    def leave_scope(self, name: str, error: BaseException) -> None:
+        """A variable scope was left by an error: its variable is not set."""
+        if not self.run.ended and self.pending:
+            self.pending = deque(each for each in self.pending if each != OpenScope(name))
+            self._announce()
+        self._opened = [each for each in self._opened if each[0] != name]
+        self.variables.fail(name, error)
+
+    def done(self) -> None:
+        """The first of the pending expressions has been run."""
+        self.pending.popleft()
+        self._announce()
+
+    def discard(self) -> None:
+        """Forget what is pending."""
+        self.pending.clear()
+        self._announce()
+
+    def waiting(self) -> str:
+        """What is pending, in words."""
+        calls = [str(each) for each in self.pending if isinstance(each, Gen | Select)]
+        return ", ".join(calls) or "an expression"
+
+    def _queue(self, atom: Expression) -> None:
+        if not self.pending:
+            self._role_ahead = self.transcript.role
+        if isinstance(atom, OpenRole):
+            self._role_ahead = atom.role
+        elif isinstance(atom, CloseRole):
+            self._role_ahead = None
+        self.pending.append(atom)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell the run and the variables what is pending."""
+        named = [each.name for each in self.pending if isinstance(each, Gen | Select)]
+        scopes = [each.name for each in self.pending if isinstance(each, CloseScope)]
+        self.variables.awaited = [name for name in (*named, *scopes) if name]
+        self.run.unsettled(self, self._describe if self.pending else None)
+
+    def _describe(self) -> str:
+        where = f"branch {list(self.branch)}" if self.branch else "the first state"
+        return f"{self.waiting()} on {where}"
+
+    @property
+    def role(self) -> str | None:
+        """The role that is open after all that was appended."""
+        return self._role_ahead if self.pending else self.transcript.role
+
+    def _require_role(self, atom: Expression) -> None:
+        inside = self.role
+        if isinstance(atom, OpenRole) and inside is not None:
+            raise RoleError(
+                f"{atom.role}() inside the role {inside!r}: roles do not nest; leave the block of "
+                f"{inside!r} first (on a branch: the block that was open at the fork)"
+            )
+        if isinstance(atom, CloseRole) and inside != atom.role:
+            there = f"inside the role {inside!r}" if inside else "outside of any role"
+            raise RoleError(f"{atom.role}_end() {there}: end the role that was begun")
+
     # ------------------------------------------------------------ roles
 
     def open(self, role: Role) -> None:
         """Open a role. Raises `RoleError` inside another, `TemplateError` without a template."""
         self.require_idle(f"{role}()")
-        if self.run.chat is None:
-            raise TemplateError(NO_CHAT)
-        self.transcript.open(role)
+        self.append(OpenRole(role))
 
-    def close(self) -> bool:
+    def close(self, role: Role) -> bool:
         """Close the role, now or when the running operation ends; returns whether it was now."""
         if self.busy is not None and not self.run.ended:
             self._closing = True
             return False
-        self.transcript.close()
+        if self.pending and not self.run.ended:
+            self._queue(CloseRole(role))
+        elif self.transcript.role is not None:
+            self.transcript.close()
         return True
 
     # ------------------------------------------------------------ generating
@@ -109,50 +256,88 @@ class Cursor:
                 self.variables.fail(name, error)
             raise
 
-    def ask(self, name: str | None, options: Mapping[str, Any]) -> tuple[Request, bool]:
-        """The request of a generation here, and whether its prompt lost its beginning."""
-        merged = {**self.options, **options}
-        place = (*self._place, self._calls)
+    def ask(self, call: Gen) -> Question:
+        """The requests of a generation here."""
+        merged = {**self.options, **call.options}
+        if call.form is not None and call.form.constraint is not None:
+            merged.pop("regex", None)
+        place = (*self.place, self._calls)
         self._calls += 1
-        if "seed" not in options and merged.get("seed") is not None:
-            merged["seed"] = derived_seed(merged["seed"], place)
-        layout = lay_out(self.transcript.said(), self.run.chat)
+        layout = self.prompt(str(call))
+        requests: list[Request] = []
+        for sample in range(call.samples or 1):
+            seed = merged.get("seed")
+            own = dict(merged)
+            if seed is not None and call.options.get("seed") is None:
+                own["seed"] = derived_seed(seed, place)
+            if own.get("seed") is not None and sample:
+                own["seed"] = derived_seed(own["seed"], (sample,))
+            lineage = self.lineage(call.name)
+            request = self.run.request(layout.parts, own, lineage=lineage, constraint=_bound(call))
+            requests.append(request)
+        lost = layout.rewritten or not extends(layout.parts, self._sent)
+        self.sent(layout.parts)
+        caller = Caller(self.place, self.number, call.name or "", call.reasoning)
+        return Question(tuple(requests), caller, lost)
+
+    def prompt(self, action: str) -> Layout:
+        """What was said, as the prompt of an action. Raises `PromptError` if that is nothing."""
+        return self.prompt_of(self.transcript, action)
+
+    def prompt_of(self, transcript: Transcript, action: str) -> Layout:
+        """The same for another transcript."""
+        layout = lay_out(transcript.said(), self.run.chat)
         if not layout.parts:
             raise PromptError(
-                "there is nothing to continue: append some text to the state before gen() "
-                "or stream(), such as s += '...' or s.user('...')"
+                f"there is nothing to continue: append some text to the state before {action}, "
+                "such as s += '...' or s.user('...')"
             )
-        lineage = Lineage(
+        return layout
+
+    def sent(self, parts: Prompt) -> None:
+        """A prompt was sent, or what came of it was appended."""
+        # From here on the text of this prompt stays a part of its own: its tokens are cached.
+        self.transcript.seal()
+        self._sent = parts
+
+    def call_seed(self, seed: int | None) -> int | None:
+        """The seed of a draw here: as given, or derived from that of the run."""
+        place = (*self.place, self._calls)
+        self._calls += 1
+        if seed is None and (base := self.options.get("seed")) is not None:
+            return derived_seed(base, place)
+        return seed
+
+    def lineage(self, name: str | None) -> Lineage:
+        """Where a request of this cursor comes from."""
+        return Lineage(
             run=self.run.id,
             scope=self._scope.innermost if self._scope is not None else 0,
             branch=self.branch,
-            parent="" if name is None else variable_name(name),
+            parent=name or "",
         )
-        request = self.run.request(layout.parts, merged, lineage)
-        lost = layout.rewritten or not extends(layout.parts, self._sent)
-        # From here on the text of this prompt stays a part of its own: its tokens are cached.
-        self.transcript.seal()
-        self._sent = layout.parts
-        return request, lost
 
-    def commit(self, name: str | None, completion: Completion, *, prefix_lost: bool) -> str:
-        """Append a completion and set its variable; returns the text."""
-        parts = completion.parts
-        if completion.text and not completion.tokens:
-            parts = (Text(completion.text),)  # the stop began in the first token, or no tokens
+    def commit(self, parts: Prompt) -> None:
+        """Append what a model wrote."""
         self.transcript.write(parts)
         self._sent = (*self._sent, *parts)
-        if name is not None:
-            fields = {field: getattr(completion, field) for field in completion.__struct_fields__}
-            self.variables.write(name, completion.text, Meta(prefix_lost=prefix_lost, **fields))
-        return completion.text
+
+    def write(self, name: str | None, value: Value, meta: Meta | None = None) -> None:
+        """Set a variable, if it has a name."""
+        if name is None:
+            return
+        self.variables.write(name, value, meta)
+        if self.run.heard:
+            self.run.tell(VariableSet, state=self.number, name=name, value=value)
 
     # ------------------------------------------------------------ forking
 
     def fork(self, n: int) -> tuple[list[Cursor], ForkScope]:
         """Cursors that go on from here, and their scope."""
         self.require_idle("fork()")
-        scope = ForkScope(self.run, self._scope)
+        self.require_settled("fork()")
+        place = (*self.place, self._calls)
+        scope = ForkScope(self.run, self._scope, place)
         children = [self._child(index, scope) for index in range(n)]
         self._calls += 1
         return children, scope
@@ -162,14 +347,19 @@ class Cursor:
         child.transcript = self.transcript.fork()
         child.variables = self.variables.copy()
         child.branch = (*self.branch, index)
-        child._place = (*self._place, self._calls, index)
+        child.place = (*scope.place, index)
         child._scope = scope
         child._sent = self._sent
+        if self.run.heard:
+            self.run.tell(BranchOpened, state=child.number, parent=self.number, branch=child.branch)
         return child
 
 
-def variable_name(name: object) -> str:
-    """Check the name of a variable."""
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a variable is a str, got {name!r}")
-    return name
+def _bound(call: Gen) -> Constraint | None:
+    """The constraint of a call's type; None leaves the place to the option `regex`."""
+    return call.form.constraint if call.form is not None else None
+
+
+def _text_of(transcript: Transcript, start: Segment | None) -> str:
+    said = transcript.said(since=start)
+    return prompt_text([each for each in said if not isinstance(each, Opened | Closed)])

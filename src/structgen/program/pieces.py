@@ -5,13 +5,35 @@ Owns   one generation between entering and leaving its block. Used by `State.str
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+import anyio
 
 from structgen.errors import StateError
-from structgen.program.cursor import Cursor
+from structgen.events import Channel
+from structgen.program import operations
+from structgen.program.cursor import Cursor, Question
+from structgen.program.expression import Gen
 from structgen.program.generation import Generation
+
+
+class Piece(str):
+    """A piece of the text that is being generated.
+
+    channel   "answer", or "reasoning" for what a model thinks aloud (with the option `reasoning`)
+    """
+
+    __slots__ = ("channel",)
+
+    channel: Channel
+
+    def __new__(cls, text: str, channel: Channel) -> Self:
+        """A piece of text of a channel."""
+        piece = super().__new__(cls, text)
+        piece.channel = channel
+        return piece
 
 
 class Pieces:
@@ -21,19 +43,29 @@ class Pieces:
     block is left early.
     """
 
-    def __init__(self, cursor: Cursor, name: str | None, options: Mapping[str, Any]) -> None:
-        self._cursor, self._name, self._options = cursor, name, options
+    def __init__(self, cursor: Cursor, call: Gen) -> None:
+        """`call` has neither a type nor samples."""
+        self._cursor, self._call = cursor, call
+        self._label = f"stream({call.name!r})" if call.name else "stream()"
         self._generation: Generation | None = None
-        self._lost = False
+        self._question: Question | None = None
+        self._fresh: list[Piece] = []
+        self._entered: float | None = None
 
     async def __aenter__(self) -> Self:
-        await self._cursor.begin(f"stream({self._name!r})" if self._name else "stream()")
+        cursor, call = self._cursor, self._call
+        self._entered = anyio.current_time()
+        if cursor.pending:
+            await operations.settle(cursor)
+        await cursor.begin(self._label)
         try:
-            with self._cursor.noting(self._name):
-                request, self._lost = self._cursor.ask(self._name, self._options)
-                self._generation = await Generation(self._cursor.run, request).__aenter__()
+            with cursor.noting(call.name):
+                question = self._question = cursor.ask(call)
+                generation = Generation(cursor.run, question.requests[0], question.caller)
+                with self._limit():
+                    self._generation = await generation.__aenter__()
         except BaseException:
-            self._cursor.end()
+            cursor.end()
             raise
         return self
 
@@ -45,26 +77,44 @@ class Pieces:
     ) -> None:
         generation, self._generation = self._generation, None
         assert generation is not None, "the block was not entered"
+        cursor, name = self._cursor, self._call.name
         try:
-            with self._cursor.noting(self._name):
+            with cursor.noting(name):
                 await generation.__aexit__(kind, error, trace)
                 if error is None:
-                    self._cursor.run.require_open("leaving a stream")
+                    cursor.run.require_open("leaving a stream")
             if error is None:
-                completion = generation.completion()
-                self._cursor.commit(self._name, completion, prefix_lost=self._lost)
-            elif self._name is not None:
-                self._cursor.variables.fail(self._name, error)
+                self._commit(generation)
+            elif name is not None:
+                cursor.variables.fail(name, error)
         finally:
-            self._cursor.end()
+            cursor.end()
+
+    def _commit(self, generation: Generation) -> None:
+        assert self._question is not None
+        cursor, call = self._cursor, self._call
+        generation.end_channels()
+        completion = generation.completion()
+        cursor.commit(operations.kept_parts(completion))
+        meta = operations.meta_of(completion, prefix_lost=self._question.prefix_lost)
+        if call.reasoning is not None and call.name is not None:
+            cursor.write(call.name + operations.REASONING, generation.channels["reasoning"], meta)
+        cursor.write(call.name, generation.channels["answer"], meta)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> str:
-        if self._generation is None:
-            raise StateError("these pieces are read inside `async with s.stream(...)` only")
-        while (delta := await self._generation.step()) is not None:
-            if delta.text:
-                return delta.text
-        raise StopAsyncIteration
+    async def __anext__(self) -> Piece:
+        while not self._fresh:
+            if self._generation is None:
+                raise StateError("these pieces are read inside `async with s.stream(...)` only")
+            with self._limit():
+                delta = await self._generation.step()
+            if delta is None:
+                raise StopAsyncIteration
+            self._fresh = [Piece(text, channel) for channel, text in self._generation.fresh]
+        return self._fresh.pop(0)
+
+    def _limit(self) -> AbstractContextManager[None]:
+        """The timeout of the call, which runs from entering the block."""
+        return operations.time_limit(self._call.timeout, self._label, since=self._entered)

@@ -1,31 +1,73 @@
 """The run of a program: it owns every request that its states have made and not finished.
 
-Owns   leases (live generations, open fork scopes), the run's id and its usage.
+Owns   leases (live generations, waits, open fork scopes), the run's id, usage, budget, events.
 Holds  when the program has ended, however it ended, nothing of the run is left in the backend.
 Used   by `Program` (which ends it), `Cursor`, `Generation` and `Branches` (which ask through it).
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Protocol
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
+import msgspec
 
 from structgen.backend import Backend
-from structgen.errors import ConstraintError, StateClosedError, UnsupportedError
+from structgen.errors import (
+    BudgetError,
+    ConcurrentUseError,
+    ConstraintError,
+    StateClosedError,
+    StructgenError,
+    UnsupportedError,
+)
+from structgen.events import LISTENERS, Event, Listener
 from structgen.options import request_from
-from structgen.request import Lineage, Prompt, Request, Usage
+from structgen.request import Prompt, Request, Usage
+
+T = TypeVar("T")
+Place = tuple[int, ...]
+
+CURRENT_RUN: ContextVar[str] = ContextVar("structgen_run", default="")
+
+ENDED = (
+    "the program that owns this State ended while {what} was still running, and it was aborted; "
+    "await everything inside the program"
+)
+LEFT = (
+    "the fork scope of this branch was left by an error while {what} was still running, and it "
+    "was aborted"
+)
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What one run may use: completion tokens of all its requests, seconds. None is no limit."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+
+
+NO_BUDGET = Budget()
 
 
 class Lease(Protocol):
     """Something in the backend that a run has taken and must give back."""
 
-    def cut(self) -> None:
-        """Interrupt whoever waits for it."""
+    @property
+    def place(self) -> Place:
+        """Where in the program it was taken; see `Cursor.place`."""
+        ...
+
+    def cut(self, reason: str) -> None:
+        """Interrupt whoever waits for it: with the run's error if it has one, else `reason`."""
         ...
 
     async def close(self) -> None:
@@ -36,23 +78,109 @@ class Lease(Protocol):
 class Run:
     """One run of a program on a backend."""
 
-    __slots__ = ("_leases", "backend", "chat", "ended", "id", "usage")
+    __slots__ = (
+        "_leases",
+        "_listeners",
+        "_tasks",
+        "_unsettled",
+        "backend",
+        "budget",
+        "calls",
+        "chat",
+        "ended",
+        "exhausted",
+        "id",
+        "spent",
+        "states",
+        "usage",
+    )
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(
+        self, backend: Backend, budget: Budget = NO_BUDGET, listeners: Iterable[Listener] = ()
+    ) -> None:
         self.backend = backend
+        self.budget = budget
         self.chat = backend.chat  # texts can be read, and a result made, after the backend closed
         self.id = secrets.token_hex(8)
         self.ended = False
+        self.exhausted: str | None = None  # the budget that is used up
         self.usage = Usage()
+        self.spent = 0  # completion tokens, counted as they arrive
+        self.states = itertools.count()
+        self.calls = itertools.count(1)
+        self._listeners = (*LISTENERS.get(), *listeners)
         self._leases: dict[Lease, None] = {}  # in the order in which they were taken
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._unsettled: dict[object, Callable[[], str]] = {}
+
+    # ------------------------------------------------------------ events
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens: events need not be made for nobody."""
+        return bool(self._listeners)
+
+    def tell(self, kind: Callable[..., Event], /, **fields: Any) -> None:
+        """Tell the listeners that something happened."""
+        if self._listeners:
+            event = kind(run=self.id, at=time.perf_counter(), **fields)
+            for listener in self._listeners:
+                listener(event)
+
+    # ------------------------------------------------------------ what may go on
 
     def require_open(self, action: str) -> None:
-        """Raise `StateClosedError` when the program has ended."""
+        """Raise `StateClosedError` when the program has ended, `BudgetError` without budget."""
         if self.ended:
             raise StateClosedError(
                 f"{action} after the program that owns this State has ended; states live as long "
                 "as the call of run(): read what they hold from its Result"
             )
+        if self.exhausted is not None:
+            raise self.budget_error()
+
+    def spend(self, tokens: int) -> None:
+        """Count completion tokens; when they exceed the budget, everything live is cut off."""
+        self.spent += tokens
+        limit = self.budget.tokens
+        if limit is not None and self.spent > limit and self.exhausted is None:
+            self.exhausted = "tokens"
+            self.cut("")
+
+    def budget_error(self) -> BudgetError:
+        """The error of a run that has used up a budget."""
+        if self.exhausted == "seconds":
+            said = f"the run was not finished within its budget of {self.budget.seconds:g} s"
+        else:
+            said = f"the run has generated more than its budget of {self.budget.tokens} tokens"
+        return BudgetError(f"{said}; what it had live was aborted", self.exhausted or "tokens")
+
+    def request(self, prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> Request:
+        """Build a request.
+
+        Raises `OptionError`, and for what the backend lacks `ConstraintError` or
+        `UnsupportedError`.
+        """
+        request = request_from(prompt, options, **fields)
+        able = self.backend.capabilities
+        if request.constraint is not None:
+            kind = type(request.constraint).__struct_config__.tag
+            if kind not in able.constraints:
+                raise ConstraintError(
+                    f"this backend cannot enforce {request.constraint!r:.200}; it can enforce "
+                    f"{', '.join(sorted(able.constraints)) or 'no constraints'}"
+                )
+        if request.sampling.stop_regex and not able.stop_regex:
+            raise UnsupportedError(
+                "this backend has no stop_regex; use stop=[...] with the strings themselves"
+            )
+        want = request.want
+        wants_logprobs = want.logprobs or want.top_logprobs or want.prompt_logprobs is not None
+        if wants_logprobs and not able.logprobs:
+            raise UnsupportedError("this backend reports no logprobs; generate without them")
+        return request
+
+    # ------------------------------------------------------------ leases
 
     def take(self, lease: Lease) -> None:
         """Own a lease until it is dropped."""
@@ -62,49 +190,129 @@ class Run:
         """Forget a lease that was given back."""
         self._leases.pop(lease, None)
 
-    def request(self, prompt: Prompt, options: Mapping[str, Any], lineage: Lineage) -> Request:
-        """Build a request.
+    async def waiting(self, what: str, place: Place, call: Callable[[], Awaitable[T]]) -> T:
+        """Await something of the backend that the end of the run, or of a scope, interrupts."""
+        wait = Wait(self, what, place)
+        self.take(wait)
+        try:
+            return await wait.interruptible(call)
+        finally:
+            self.drop(wait)
+            wait.over()
 
-        Raises `OptionError`, and for what the backend lacks `ConstraintError` or
-        `UnsupportedError`.
-        """
-        request = request_from(prompt, options, lineage=lineage)
-        able = self.backend.capabilities
-        if request.constraint is not None:
-            kind = type(request.constraint).__struct_config__.tag
-            if kind not in able.constraints:
-                raise ConstraintError(
-                    f"this backend cannot enforce {request.constraint!r}; it can enforce "
-                    f"{', '.join(sorted(able.constraints)) or 'no constraints'}"
-                )
-        want = request.want
-        wants_logprobs = want.logprobs or want.top_logprobs or want.prompt_logprobs is not None
-        if wants_logprobs and not able.logprobs:
-            raise UnsupportedError("this backend reports no logprobs; generate without them")
-        return request
+    def cut(self, reason: str, place: Place = ()) -> list[Lease]:
+        """Interrupt all that was taken at `place` or in branches that start there."""
+        found = [each for each in self._leases if each.place[: len(place)] == place]
+        for lease in found:
+            lease.cut(reason)
+        return found
 
     async def end(self) -> None:
         """End the run: interrupt who still waits for it, give back what it still has."""
         self.ended = True
-        if not self._leases:
+        for task in self._tasks:
+            task.cancel()
+        leases = self.cut(ENDED)
+        if not leases and not self._tasks:
             return
-        leases = tuple(self._leases)
-        for lease in leases:
-            lease.cut()
         # Shielded: a cancelled program must not leave its requests to the backend.
         with anyio.CancelScope(shield=True):
-            async with AsyncExitStack() as stack:
-                for lease in leases:
-                    stack.push_async_callback(lease.close)
+            await close_all(leases)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def aside(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Run something that nobody waits for; it ends with the run, its failure is nobody's."""
+        task = asyncio.create_task(_quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------ what waits to be awaited
+
+    def unsettled(self, cursor: object, describe: Callable[[], str] | None) -> None:
+        """A cursor has expressions that were not run (or, with None, has them no more)."""
+        if describe is None:
+            self._unsettled.pop(cursor, None)
+        else:
+            self._unsettled[cursor] = describe
+
+    def forgotten(self) -> list[str]:
+        """What was appended and never run, in words."""
+        return [describe() for describe in self._unsettled.values()]
+
+
+class Interruption:
+    """A wait that others may interrupt: the state shared by generations and plain waits."""
+
+    __slots__ = ("_calm", "_reason", "_run", "_scope", "_what", "place")
+
+    def __init__(self, run: Run, what: str, place: Place) -> None:
+        self.place = place
+        self._run, self._what = run, what
+        self._reason: str | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._calm: anyio.Event | None = None
+
+    def cut(self, reason: str) -> None:
+        """Interrupt the task that waits; it raises what `_why` says."""
+        self._reason = reason
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def interruptible(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await what `cut` may interrupt."""
+        if self._scope is not None:
+            raise ConcurrentUseError("two tasks read one stream; let one read and pass it on")
+        if self._reason is None:
+            # A scope interrupts this wait and nothing else: the task that waits here may be
+            # anybody's, and cancelling it would end more than this request.
+            self._scope = scope = anyio.CancelScope()
+            with scope:
+                try:
+                    return await call()
+                finally:
+                    self._scope = None
+                    if self._calm is not None:
+                        self._calm.set()
+        raise self._why()
+
+    async def calm(self) -> None:
+        """Wait until nobody waits in here any more."""
+        if self._scope is not None:
+            self._calm = anyio.Event()
+            await self._calm.wait()
+
+    def _why(self) -> StructgenError:
+        if not self._run.ended and self._run.exhausted is not None:
+            return self._run.budget_error()
+        return StateClosedError((self._reason or ENDED).format(what=self._what))
+
+
+class Wait(Interruption):
+    """A lease on one call of the backend that gives itself back when it is interrupted."""
+
+    __slots__ = ("_over",)
+
+    def __init__(self, run: Run, what: str, place: Place) -> None:
+        super().__init__(run, what, place)
+        self._over = False
+
+    def over(self) -> None:
+        """The call has returned or raised."""
+        self._over = True
+
+    async def close(self) -> None:
+        """Wait until the call is over."""
+        if not self._over:
+            await self.calm()
 
 
 class ForkScope:
     """The fork scope of some branches in the backend; until it is opened, that of their parent."""
 
-    __slots__ = ("_context", "_run", "id", "outer")
+    __slots__ = ("_context", "_run", "id", "outer", "place")
 
-    def __init__(self, run: Run, outer: ForkScope | None) -> None:
-        self._run, self.outer = run, outer
+    def __init__(self, run: Run, outer: ForkScope | None, place: Place) -> None:
+        self._run, self.outer, self.place = run, outer, place
         self._context: AbstractAsyncContextManager[int] | None = None
         self.id = 0
 
@@ -126,7 +334,7 @@ class ForkScope:
             await self.close()
             self._run.require_open("a fork scope")
 
-    def cut(self) -> None:
+    def cut(self, reason: str) -> None:
         """Nobody waits for a scope."""
 
     async def close(self) -> None:
@@ -137,13 +345,28 @@ class ForkScope:
             await context.__aexit__(None, None, None)
 
 
+async def close_all(leases: Sequence[Lease]) -> None:
+    """Give back some leases, last taken first, whatever each of them raises."""
+    async with AsyncExitStack() as stack:
+        for lease in leases:
+            stack.push_async_callback(lease.close)
+
+
 def derived_seed(seed: int, path: Sequence[int]) -> int:
     """The seed of one call: a hash of the run's seed and the place of the call in the program.
 
     `path` is, for each fork on the way from the root state, how many calls and forks its parent
     had made before and the index of the branch; then how many the state had made before this
-    call. So branches differ, forks of one state differ, and a rerun makes the same choices.
+    call, and the number of the sample where there are several. So branches differ, forks of one
+    state differ, and a rerun makes the same choices.
     """
     text = ",".join(str(number) for number in (seed, *path))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+async def _quietly(work: Callable[[], Awaitable[object]]) -> None:
+    try:
+        await work()
+    except StructgenError:
+        return  # priming ahead is a favour: what comes to need it will raise for itself

@@ -6,21 +6,37 @@ Used   by programs, which get theirs from `Program.run`.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from typing import Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from structgen.chat import Message, Role
-from structgen.errors import ConcurrentUseError, OptionError
+from structgen.errors import ConcurrentUseError, OptionError, RoleError
 from structgen.options import GenOptions, request_from
+from structgen.output.choices import Method
+from structgen.program import expression, operations
 from structgen.program.branches import Branches
-from structgen.program.cursor import Cursor, variable_name
-from structgen.program.generation import Generation
+from structgen.program.cursor import Cursor
+from structgen.program.expression import (
+    CallOptions,
+    CloseRole,
+    CloseScope,
+    Expression,
+    Gen,
+    OpenRole,
+    OpenScope,
+    Pick,
+    SelectOptions,
+)
 from structgen.program.pieces import Pieces
 from structgen.program.variables import Meta, Value
-from structgen.request import Prompt, prompt_text
+from structgen.request import Prompt, Usage, prompt_text
 from structgen.transcript.layout import lay_out, messages_in
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
 
 
 class State:
@@ -28,6 +44,10 @@ class State:
 
     Append with `s += "text"`, or within roles with `s.user("text")` and `with s.assistant():`.
     Generate with `await s.gen("name")` and read `s["name"]`. Work in parallel on `s.fork(n)`.
+
+    Expressions can be appended too: `s += assistant("It is " + gen("x"))`. From the first `gen`
+    or `select` on, what is appended waits for `await s` (or the next awaited call, or the end of
+    the program), which runs it in order. A state changes only inside your own await on it.
 
     One operation runs on a state at a time. What fails or is cancelled leaves the state as it
     was before, so that retrying and falling back are ordinary code.
@@ -44,8 +64,9 @@ class State:
     def __getitem__(self, name: str) -> Value:
         """The value of a variable.
 
-        Raises `UnknownVariableError`, which names the variables that exist and carries the error
-        of the generation that would have set this one.
+        Raises `PendingError` for one that was appended but not awaited yet, and
+        `UnknownVariableError`, which names the variables that exist and carries the error of the
+        generation that would have set this one.
         """
         return self._cursor.variables.read(name)
 
@@ -68,75 +89,134 @@ class State:
     def parts(self) -> Prompt:
         """The prompt as it would be sent now."""
         cursor = self._cursor
+        cursor.require_settled("the text")
         return lay_out(cursor.transcript.said(), cursor.run.chat).parts
 
     def messages(self) -> list[Message]:
         """What was said in roles, as messages; text outside of roles is in none of them."""
+        self._cursor.require_settled("the messages")
         return messages_in(self._cursor.transcript.said())
+
+    async def tokens(self) -> tuple[int, ...]:
+        """The token ids of all that was said, exactly as they would be sent now.
+
+        What a model wrote is there as it wrote it. Raises `PromptError` where nothing was said,
+        `UnsupportedError` on a backend that tells no ids.
+        """
+        return await operations.encode(self._cursor)
 
     # ------------------------------------------------------------ appending
 
-    def append(self, text: str) -> None:
-        """Append text. Raises `TypeError` for anything else, and says what to write."""
-        if not isinstance(text, str):
-            raise TypeError(_how_to_append(text))
-        self._cursor.require_idle("append()")
-        self._cursor.transcript.append(text)
+    def append(self, what: Expression | str) -> None:
+        """Append text or an expression, as `+=` does: for lambdas and nested functions.
 
-    def __iadd__(self, text: str) -> Self:
-        self.append(text)
+        Raises `TypeError` for anything else, and says what to write.
+        """
+        if isinstance(what, str) and not self._cursor.pending:
+            self._cursor.require_idle("append()")
+            self._cursor.transcript.append(what)
+        else:
+            self._cursor.append(expression.expression_of(what))
+
+    def __iadd__(self, what: Expression | str) -> Self:
+        self.append(what)
         return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Run what was appended and not run yet; the value is the state itself."""
+        return self.settle().__await__()
+
+    async def settle(self) -> Self:
+        """What `await s` does, as a coroutine: for `TaskGroup.create_task(s.settle())`.
+
+        What fails stays the first thing that is pending: awaiting again tries it again, and
+        `discard()` drops it.
+        """
+        await operations.settle(self._cursor)
+        return self
+
+    def discard(self) -> None:
+        """Drop what was appended and not run yet, such as a generation that keeps failing."""
+        self._cursor.require_idle("discard()")
+        self._cursor.discard()
 
     def __setitem__(self, name: str, value: Value) -> None:
         """Set a variable; nothing is appended."""
         self._cursor.run.require_open("an assignment")
-        self._cursor.variables.write(variable_name(name), value)
+        expression.checked_name(name)
+        self._cursor.write(name, value)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """Set a variable to all the text that is appended in the block, the markup of roles aside.
+
+        After an exception in the block the variable is not set, and reading it tells why.
+        """
+        cursor = self._cursor
+        cursor.require_idle("var_scope()")
+        expression.checked_name(name)
+        cursor.append(OpenScope(name))
+        try:
+            yield
+        except BaseException as error:
+            cursor.leave_scope(name, error)
+            raise
+        cursor.append(CloseScope(name))
 
     # ------------------------------------------------------------ roles
 
     @overload
     def system(self, /) -> AbstractContextManager[None]: ...
     @overload
-    def system(self, content: str, /) -> None: ...
-    def system(self, content: str | None = None, /) -> AbstractContextManager[None] | None:
+    def system(self, content: Expression | str, /) -> None: ...
+    def system(
+        self, content: Expression | str | None = None, /
+    ) -> AbstractContextManager[None] | None:
         """Say `content` as the system, or open a block: `with s.system(): ...`."""
         return self._say("system", content)
 
     @overload
     def user(self, /) -> AbstractContextManager[None]: ...
     @overload
-    def user(self, content: str, /) -> None: ...
-    def user(self, content: str | None = None, /) -> AbstractContextManager[None] | None:
+    def user(self, content: Expression | str, /) -> None: ...
+    def user(
+        self, content: Expression | str | None = None, /
+    ) -> AbstractContextManager[None] | None:
         """Say `content` as the user, or open a block: `with s.user(): ...`."""
         return self._say("user", content)
 
     @overload
     def assistant(self, /) -> AbstractContextManager[None]: ...
     @overload
-    def assistant(self, content: str, /) -> None: ...
-    def assistant(self, content: str | None = None, /) -> AbstractContextManager[None] | None:
+    def assistant(self, content: Expression | str, /) -> None: ...
+    def assistant(
+        self, content: Expression | str | None = None, /
+    ) -> AbstractContextManager[None] | None:
         """Say `content` as the assistant, or open a block: `with s.assistant(): ...`."""
         return self._say("assistant", content)
 
-    def _say(self, role: Role, content: str | None) -> AbstractContextManager[None] | None:
+    def _say(
+        self, role: Role, content: Expression | str | None
+    ) -> AbstractContextManager[None] | None:
         if content is None:
             return self._block(role)
-        if not isinstance(content, str):
-            raise TypeError(_how_to_append(content))
+        said = expression.expression_of(content)
         self._cursor.open(role)
-        self._cursor.transcript.append(content)
-        self._cursor.close()
+        self._cursor.append(said)
+        self._cursor.append(CloseRole(role))
         return None
 
     @contextmanager
     def _block(self, role: Role) -> Iterator[None]:
-        self._cursor.open(role)
+        self._cursor.append(OpenRole(role))
         try:
             yield
         except BaseException:
-            self._cursor.close()
+            self._cursor.close(role)
             raise
-        if not self._cursor.close():
+        if self._cursor.role is None:
+            raise RoleError(f"the block of {role!r} was ended inside it; leave that to the block")
+        if not self._cursor.close(role):
             raise ConcurrentUseError(
                 f"the block of {role!r} ended while {self._cursor.busy} was running in it; "
                 "await it inside the block"
@@ -144,37 +224,107 @@ class State:
 
     # ------------------------------------------------------------ generating
 
-    async def gen(self, name: str | None = None, /, **options: Unpack[GenOptions]) -> str:
+    @overload
+    async def gen(self, name: str | None = None, /, **options: Unpack[CallOptions]) -> str: ...
+    @overload
+    async def gen(
+        self, name: str | None = None, /, *, type: TypeForm[T], **options: Unpack[CallOptions]
+    ) -> T: ...
+    @overload
+    async def gen(
+        self, name: str | None = None, /, *, n: int, pick: Pick = 0, **options: Unpack[CallOptions]
+    ) -> list[str]: ...
+    @overload
+    async def gen(
+        self,
+        name: str | None = None,
+        /,
+        *,
+        n: int,
+        type: TypeForm[T],
+        pick: Pick = 0,
+        **options: Unpack[CallOptions],
+    ) -> list[T]: ...
+    @overload
+    async def gen(
+        self,
+        name: str | None = None,
+        /,
+        *,
+        choices: Sequence[str],
+        by: Method | None = None,
+        **options: Unpack[CallOptions],
+    ) -> str: ...
+    async def gen(
+        self,
+        name: str | None = None,
+        /,
+        *,
+        type: object = str,  # noqa: A002 - the word that users know
+        n: int | None = None,
+        pick: Pick = 0,
+        choices: Sequence[str] | None = None,
+        by: Method | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Value:
         """Generate, append what was generated, and return it.
 
         name      of the variable to set, if any
-        options   come before those of `using`; the rest is up to the model's defaults
+        type      a type: the output is constrained to it, and its value returned
+        n         that many completions of one prompt; the value, and the variable, is their list
+        pick      which of the n goes into the text: an index, or a function of the list
+        choices   the same as `select(choices=...)`, with its options `by`, `temperature`, `seed`
+        options   see `CallOptions`; they come before those of `using`, and what is given nowhere
+                  is up to the model's defaults
 
         Raises `PromptError` on a state without text, `OptionError` for options that cannot be
         used, `ConstraintError` and `UnsupportedError` for what the backend cannot do,
-        `ConcurrentUseError` while another operation runs on this state, and whatever the
-        backend raises for this request.
+        `DeadlineError` after `timeout` or `deadline`, `IncompleteOutputError` where a typed
+        output was cut off, `ConcurrentUseError` while another operation runs on this state, and
+        whatever the backend raises for this request.
         """
-        cursor = self._cursor
-        await cursor.begin(f"gen({name!r})" if name else "gen()")
-        try:
-            with cursor.noting(name):
-                request, lost = cursor.ask(name, options)
-                async with Generation(cursor.run, request) as generation:
-                    completion = await generation.finish()
-                return cursor.commit(name, completion, prefix_lost=lost)
-        finally:
-            cursor.end()
+        call = expression.gen(name, type=type, n=n, pick=pick, choices=choices, by=by, **options)
+        if isinstance(call, Gen):
+            return await operations.generate(self._cursor, call)
+        return await operations.select(self._cursor, call)
+
+    async def select(
+        self,
+        name: str | None = None,
+        /,
+        choices: Sequence[str] | None = None,
+        **options: Unpack[SelectOptions],
+    ) -> str:
+        """Choose one of `choices` by its exact log-probability here, append it, and return it.
+
+        The model is asked once for all of them: what choices have in common is computed once.
+        `s.meta(name).choices` has every choice with its tokens, log-probabilities, score and
+        probability. Choices are encoded as parts of their own, so a word in the middle of a
+        sentence begins with its space: `["yes", "no"]` after "Answer: " (see `heal`), or
+        `[" yes", " no"]` after "Answer:".
+
+        Options: see `SelectOptions`. Raises `OptionError` for choices or options that cannot be
+        used, `UnsupportedError` on a backend that cannot score, and what `gen` raises.
+        """
+        return await operations.select(self._cursor, expression.select(name, choices, **options))
 
     def stream(
-        self, name: str | None = None, /, **options: Unpack[GenOptions]
+        self, name: str | None = None, /, **options: Unpack[CallOptions]
     ) -> AbstractAsyncContextManager[Pieces]:
         """Generate, and read the text piece by piece: `async with s.stream("x") as pieces:`.
 
-        Leaving the block keeps what was read, in the state and in the variable, and aborts the
-        rest. Leaving it by an exception keeps nothing. Options and errors are those of `gen`.
+        A piece is a str; its `channel` tells reasoning from the answer. Leaving the block keeps
+        what was read, in the state and in the variable, and aborts the rest. Leaving it by an
+        exception keeps nothing. Options and errors are those of `gen`; values that need the
+        whole output (`type`, `n`, `choices`) are not for streams.
         """
-        return Pieces(self._cursor, name, options)
+        call = expression.gen(name, **options)
+        assert isinstance(call, Gen), "no choices were given"
+        return Pieces(self._cursor, call)
+
+    async def prime(self) -> Usage:
+        """Have the backend compute all that was said, so that what follows finds it cached."""
+        return await operations.prime(self._cursor)
 
     @contextmanager
     def using(self, **options: Unpack[GenOptions]) -> Iterator[None]:
@@ -197,37 +347,24 @@ class State:
     def fork(self, n: int) -> Branches:
         """Make `n` branches that go on from here, each with its own variables from now on.
 
-        The branches can be used at once. `async with s.fork(n) as branches:` also keeps what was
-        said so far in the backend's cache until the block ends. This state is not changed by
-        what the branches do; see `Branches.join`.
+        The branches can be used at once; of a state on which something is pending, after
+        `async with s.fork(n) as branches:` has settled it. That block also keeps what was said so
+        far in the backend's cache until it ends, and settles the branches at its end. This state
+        is not changed by what the branches do; see `Branches.join`.
 
         Raises `OptionError` (a `ValueError`) for n < 1.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise OptionError("n", f"fork(n) makes n >= 1 branches, got {n!r}")
-        cursors, scope = self._cursor.fork(n)
-        start = self._cursor.transcript.fork()
-        return Branches(self._cursor, cursors, [State(each) for each in cursors], start, scope)
+        self._cursor.require_idle("fork()")
+        return Branches(self._cursor, n, State)
 
     def copy(self) -> State:
         """A state like this one that goes its own way: the only branch of `fork(1)`."""
+        self._cursor.require_settled("copy()")
         return self.fork(1)[0]
 
     def __repr__(self) -> str:
         names = ", ".join(self._cursor.variables.names())
-        return f"<State branch={self.branch} variables=[{names}]>"
-
-
-def _how_to_append(value: object) -> str:
-    if inspect.iscoroutine(value):
-        value.close()  # it was not awaited on purpose: this error says so better than a warning
-        return (
-            f"cannot append the coroutine {value.__qualname__}: write `await s.gen(...)` on its "
-            "own line; it appends what it generates by itself"
-        )
-    if isinstance(value, State):
-        return "cannot append a State: append its text, s += other.text(), or fork it and join"
-    return (
-        f"cannot append {type(value).__name__} to a State, only str: "
-        "write s += str(value) or s += f'{value}'"
-    )
+        pending = f" pending=[{self._cursor.waiting()}]" if self._cursor.pending else ""
+        return f"<State branch={self.branch} variables=[{names}]{pending}>"

@@ -5,32 +5,40 @@ Owns   name -> value, name -> completion, name -> error. Used by `State`, `Branc
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from structgen.errors import UnknownVariableError
+from structgen.errors import PendingError, UnknownVariableError
+from structgen.output.choices import ChoiceScore
 from structgen.request import Completion
 
 Value = Any  # a variable holds whatever a program puts there
 
 
 class Meta(Completion, frozen=True, kw_only=True):
-    """How a variable was generated: the completion, and what it cost the cache.
+    """How a variable was generated: the completion that went into the text, and what it cost.
 
-    `prefix_lost` is true where the prompt did not continue the prompt before it on this state,
-    because the chat template changed what earlier turns said. The prompt was right, but its
-    earlier keys and values could not serve again.
+    prefix_lost   the prompt did not continue the prompt before it on this state, because the chat
+                  template changed what earlier turns said. The prompt was right, but its earlier
+                  keys and values could not serve again.
+    samples       of a `gen` with n: all completions, in order
+    choices       of a `select`: every choice with its log-probabilities, score and probability
+    by            of a `select`: how the scores became a decision; "sample" where it was drawn
     """
 
     prefix_lost: bool = False
+    samples: tuple[Completion, ...] = ()
+    choices: tuple[ChoiceScore, ...] = ()
+    by: str = ""
 
 
 class Variables:
     """Values by name."""
 
-    __slots__ = ("_failures", "_metas", "_values")
+    __slots__ = ("_failures", "_metas", "_values", "awaited")
 
     def __init__(self) -> None:
+        self.awaited: Collection[str] = ()  # names that are appended and not generated yet
         self._values: dict[str, Value] = {}
         self._metas: dict[str, Meta] = {}
         self._failures: dict[str, BaseException] = {}
@@ -51,7 +59,12 @@ class Variables:
         return name in self._values
 
     def read(self, name: str) -> Value:
-        """The value. Raises `UnknownVariableError`, caused by what kept it from being set."""
+        """The value.
+
+        Raises `PendingError` for one that is appended but not generated yet, and
+        `UnknownVariableError`, caused by what kept it from being set.
+        """
+        self._require_settled(name)
         if name in self._values:
             return self._values[name]
         failure = self._failures.get(name)
@@ -59,6 +72,7 @@ class Variables:
 
     def meta(self, name: str) -> Meta:
         """How it was generated. Raises `UnknownVariableError` where it was not."""
+        self._require_settled(name)
         if name in self._metas:
             return self._metas[name]
         if name in self._values:
@@ -81,10 +95,24 @@ class Variables:
         """Note what kept a value from being set; a value that it had before stays."""
         self._failures[name] = error
 
+    def failed(self) -> Mapping[str, BaseException]:
+        """What kept variables from being set, by name."""
+        return self._failures
+
+    def _require_settled(self, name: str) -> None:
+        if name in self.awaited:
+            raise PendingError(
+                f"{name!r} has been appended but not generated yet; write `await s` before you "
+                f"read s[{name!r}]"
+            )
+
     def _missing(self, name: str, failure: BaseException | None) -> str:
         known = ", ".join(repr(each) for each in self._values)
         there = f"this state has {known}" if known else "this state has no variables"
         if failure is None:
-            return f"no variable {name!r}; {there}"
+            return (
+                f"no variable {name!r}; {there} (a gen, select or stream sets one when it is "
+                "awaited)"
+            )
         reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
         return f"no variable {name!r}, because generating it failed with {reason}; {there}"

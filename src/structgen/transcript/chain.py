@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from structgen.errors import RoleError
-from structgen.request import Part, Prompt, Text
+from structgen.request import Part, Prompt, Text, Tokens
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -91,6 +91,23 @@ class Transcript:
     def fork(self) -> Transcript:
         """A second cursor at the same place."""
         return Transcript(self.seal(), self.role)
+
+    def ends_with_one_space(self) -> bool:
+        """Whether the text that still grows ends with a space that stands alone, after text."""
+        text = "".join(self._loose)
+        if text == " ":
+            return self._head is not None and isinstance(self._head.said, Text | Tokens)
+        return text.endswith(" ") and not text[-2].isspace()
+
+    def without_last_space(self) -> Transcript:
+        """A second cursor at the same place, whose growing text lacks its last character."""
+        other = Transcript(self._head, self.role)
+        other.append("".join(self._loose)[:-1])
+        return other
+
+    def drop_last_space(self) -> None:
+        """Take the last character of the growing text back."""
+        self._loose[:] = ["".join(self._loose)[:-1]]
 
     def is_at(self, segment: Segment | None) -> bool:
         """Whether nothing was said after `segment`."""
