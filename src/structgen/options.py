@@ -1,15 +1,16 @@
-"""Options as keywords, and the request that is made of them.
+"""Options as keywords, the request that is made of them, and the words for what is refused.
 
 Used by programs, the engine and the command line, which all take the same keywords.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, TypedDict, assert_never
 
 from structgen.errors import OptionError
-from structgen.request import Prompt, Regex, Request
+from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Prompt, Regex, Request
 from structgen.sampling import Sampling, Want
 
 
@@ -42,6 +43,7 @@ class GenOptions(TypedDict, total=False):
 _SAMPLING = frozenset(Sampling.__struct_fields__)
 _WANT = frozenset(Want.__struct_fields__)
 _REQUEST = frozenset({"priority", "deadline"})
+_QUOTED = 80  # characters of a constraint that a message shows
 
 
 def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> Request:
@@ -52,7 +54,7 @@ def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> R
     """
     known = _SAMPLING | _WANT | _REQUEST | {"regex"}
     if unknown := sorted(set(options) - known):
-        raise OptionError(unknown[0], f"unknown option; the options are {', '.join(sorted(known))}")
+        raise unknown_option(unknown[0], known)
     options = {name: value for name, value in options.items() if value is not None}
     sampling = {name: value for name, value in options.items() if name in _SAMPLING}
     if (regex := options.get("regex")) is not None:
@@ -88,3 +90,55 @@ def _several(name: str, values: object, what: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable):
         raise OptionError(name, f"expected a list of {what}, got {values!r}")
     return tuple(values)
+
+
+# ---------------------------------------------------------------- words for messages
+
+
+def unknown_option(name: str, known: Iterable[str], of: str = "") -> OptionError:
+    """The error for an option that does not exist: it names the nearest, and all, that do.
+
+    `of` says whose options these are, where that is not plain: "select".
+    """
+    known = sorted(known)
+    said = f"unknown option of {of}" if of else "unknown option"
+    hint = did_you_mean(name, known)
+    return OptionError(name, f"{said}{hint}; the options are {', '.join(known)}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean max_tokens?)`, to be put into a message; "" where nothing known is near."""
+    near = nearest(word, known)
+    return "" if near is None else f" (did you mean {near}?)"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` was probably meant to be, None if none is near."""
+    lower, word = {each.lower(): each for each in sorted(known)}, word.lower()
+    near = difflib.get_close_matches(word, lower, n=1)
+    # A beginning will do as well, but two letters begin too much to mean one of them.
+    near += [each for each in lower if each.startswith(word)] if len(word) > 2 else []
+    return lower[near[0]] if near else None
+
+
+def in_words(constraint: Constraint) -> str:
+    """A constraint as a message names it, `regex 'a+'`; what is long is cut."""
+    match constraint:
+        case Regex(pattern):
+            return f"regex {_quoted(pattern)}"
+        case JsonSchema(schema):
+            return f"JSON schema {_quoted(schema)}"
+        case Ebnf(grammar):
+            return f"EBNF grammar {_quoted(grammar)}"
+        case Choice(options):
+            return f"choice of {_cut(', '.join(map(repr, options)))}"
+        case _:
+            assert_never(constraint)
+
+
+def _quoted(text: str) -> str:
+    return repr(_cut(text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 3]}..."

@@ -6,6 +6,7 @@ Used by `request`, which carries it, and by every backend.
 from __future__ import annotations
 
 import math
+from typing import TypeGuard
 
 import msgspec
 
@@ -14,6 +15,9 @@ from structgen.errors import OptionError
 DEFAULT_MAX_TOKENS = 128
 INT32_MAX = 2**31 - 1  # options that steps carry in int32 and float32 must fit there
 FLOAT32_MAX = 3.4e38
+# A logit of 100 divided by this is 10,000, of which float32 still tells thousandths apart: other
+# penalties and biases keep their effect. A smaller factor would choose no other token.
+LEAST_REPETITION = 0.01
 
 
 # ---------------------------------------------------------------- checks
@@ -29,7 +33,7 @@ def check_whole(
         raise OptionError(name, f"expected a whole number, got {value!r}")
     if value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise OptionError(name, f"must be {bound}, got {value}")
+        raise OptionError(name, f"must be {bound}, got {_shown(value)}")
 
 
 def check_text(name: str, value: object) -> None:
@@ -50,13 +54,33 @@ def check_range(
     """Raise `OptionError` for what is no number from `low` (excluded if open) to `high`."""
     if value is None and optional:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if not _is_number(value):
         raise OptionError(name, f"expected a number, got {value!r}")
     if value < low or value > high or (open_low and value == low):
-        left = "(" if open_low else "["
-        raise OptionError(name, f"must be in {left}{low:g}, {high:g}], got {value:g}")
+        raise OptionError(name, f"must be {_bounds(low, high, open_low)}, got {_shown(value)}")
     if value > FLOAT32_MAX:
-        raise OptionError(name, f"must be a finite number that float32 can hold, got {value:g}")
+        raise OptionError(
+            name, f"must be a finite number that float32 can hold, got {_shown(value)}"
+        )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, float):
+        return not math.isnan(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _bounds(low: float, high: float, open_low: bool) -> str:
+    if math.isinf(high):
+        return f"above {low:g}" if open_low else f"at least {low:g}"
+    return f"above {low:g} and at most {high:g}" if open_low else f"between {low:g} and {high:g}"
+
+
+def _shown(value: float) -> str:
+    # An integer may be too long to be written out; one of so many digits is as good as infinite.
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return "a number of more than 300 digits"
+    return str(value).removesuffix(".0")
 
 
 # ---------------------------------------------------------------- sampling
@@ -70,7 +94,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     top_k                0 or None for no limit, else >= 1
     frequency_penalty    subtracted per earlier occurrence in the output, in [-2, 2]
     presence_penalty     subtracted once for any earlier occurrence in the output, in [-2, 2]
-    repetition_penalty   > 0; divides positive and multiplies negative logits of every token
+    repetition_penalty   >= 0.01; divides positive and multiplies negative logits of every token
                          that stands in the prompt or the output (Keskar et al., CTRL, 2019)
     logit_bias           (token id, added to its logit) pairs
     min_tokens           end tokens and stop strings cannot end the output before that many
@@ -111,7 +135,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         penalty = self.repetition_penalty
-        check_range("repetition_penalty", penalty, 0.0, math.inf, open_low=True, optional=True)
+        check_range("repetition_penalty", penalty, LEAST_REPETITION, math.inf, optional=True)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", f"{self.min_tokens} is more than max_tokens")
         if any(not isinstance(text, str) or not text for text in self.stop):

@@ -128,7 +128,7 @@ class TestUsing:
         assert options == [(0.25, 2), (None, None)]
 
     def test_refuses_options_at_once(self) -> None:
-        with pytest.raises(OptionError, match="top_p: must be in"):
+        with pytest.raises(OptionError, match="top_p: must be above 0 and at most 1"):
             judge.using(top_p=2.0)
         with pytest.raises(OptionError, match="heat: unknown option"):
             judge.using(heat=1)  # type: ignore[call-arg]  # the mistake under test
