@@ -1,0 +1,135 @@
+"""What is appended to a state: text, templates, and expressions that generate.
+
+Owns   nothing besides what `Expressions` owns. Used by `calls`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from structgen.trace.reading.expressions import Expressions, short
+from structgen.trace.reading.meaning import NotLiteralError, Said, Scope, literal
+from structgen.trace.reading.tracks import Container, Track
+from structgen.trace.reading.words import MARKS, ROLES, gen_step, select_step, speaks, word
+from structgen.trace.steps import Constant, Hole, Mark, Opaque, Template, Turn
+
+Piece: TypeAlias = str | Hole | Callable[[Track], None]
+
+
+class Saying(Expressions):
+    """The reading of what is appended."""
+
+    def say(self, track: Track, node: ast.expr, scope: Scope) -> None:
+        """An expression is appended to a state."""
+        # All of it is evaluated before any of it is said, as in Python.
+        pieces = [*self._pieces(node, scope)]
+        texts: list[str | Hole] = []
+        for piece in pieces:
+            if isinstance(piece, str | Hole):
+                texts.append(piece)
+            else:
+                self._lay_text(track, texts)
+                texts = []
+                piece(track)
+        self._lay_text(track, texts)
+        self.seen += 1
+
+    def _lay_text(self, track: Track, texts: Sequence[str | Hole]) -> None:
+        merged: list[str | Hole] = []
+        for text in texts:
+            if isinstance(text, str) and merged and isinstance(merged[-1], str):
+                merged[-1] += text
+            else:
+                merged.append(text)
+        match merged:
+            case []:
+                pass
+            case [str(text)]:
+                self.stage.lay(track, Constant(text))
+            case _:
+                self.stage.lay(track, Template(tuple(part for part in merged if part != "")))
+
+    def _pieces(self, node: ast.expr, scope: Scope) -> Iterator[Piece]:
+        try:
+            value = literal(node, scope)
+        except NotLiteralError:
+            value = None
+        match node:
+            case _ if isinstance(value, str):
+                yield value
+            case ast.JoinedStr(values=values):
+                for each in values:
+                    yield from self._pieces(each, scope)
+            case ast.FormattedValue(value=inner):
+                yield from self._formatted(node, inner, scope)
+            case ast.BinOp(left=left, op=ast.Add(), right=right) if _is_text(node, scope):
+                yield from self._pieces(left, scope)
+                yield from self._pieces(right, scope)
+            case ast.IfExp() if speaks(node, scope):
+                self.read(node.test, scope)
+                yield self._either(node, scope)
+            case ast.Call() if spelt := word(node.func, scope):
+                yield self._worded(spelt, node, scope)
+            case _:
+                meaning = self.read(node, scope)
+                if isinstance(meaning, Said) and meaning.node is not node:
+                    yield from self._pieces(meaning.node, meaning.scope)
+                else:
+                    yield Hole(ast.unparse(node))
+
+    def _formatted(
+        self, node: ast.FormattedValue, inner: ast.expr, scope: Scope
+    ) -> Iterator[Piece]:
+        try:
+            # Only as the whole f-string would be: a format may change the text.
+            yield str(literal(ast.JoinedStr([node]), scope))
+        except NotLiteralError:
+            self.read(inner, scope)
+            yield Hole(ast.unparse(inner))
+
+    def _either(self, node: ast.IfExp, scope: Scope) -> Callable[[Track], None]:
+        def lay(track: Track) -> None:
+            container = Container.conditional(short(node.test))
+            with self.stage.within(container, "then"):
+                self.say(track, node.body, scope)
+            with self.stage.within(container, "otherwise"):
+                self.say(track, node.orelse, scope)
+
+        return lay
+
+    def _worded(self, spelt: str, node: ast.Call, scope: Scope) -> Callable[[Track], None]:
+        """What a word of the language lays down when it is appended."""
+
+        def lay(track: Track) -> None:
+            if spelt == "gen":
+                self.stage.lay(track, gen_step(node, scope))
+            elif spelt == "select":
+                self.stage.lay(track, select_step(node, scope))
+            elif spelt in MARKS:
+                self.stage.lay(track, Mark(*MARKS[spelt]))
+            elif spelt in ROLES:
+                container = Container.around(lambda body: Turn(spelt, body))
+                with self.stage.within(container, only=track):
+                    self.stage.show(track)
+                    for each in node.args:
+                        self.say(track, each, scope)
+            else:
+                self.stage.lay(track, Opaque(short(node), touches=True))
+
+        return lay
+
+
+def _is_text(node: ast.BinOp, scope: Scope) -> bool:
+    """Whether a sum is a sum of texts: something in it is one, or says something."""
+    ahead: list[ast.expr] = [node]
+    while ahead:
+        match ahead.pop():
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                ahead += [left, right]
+            case ast.Constant(value=str()) | ast.JoinedStr():
+                return True
+            case other if speaks(other, scope):
+                return True
+    return False
