@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import itertools
+import re
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from structgen.core.text import Piece, StopStrings, TextStream
+from structgen.errors import ConstraintError
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -31,12 +33,13 @@ class Run(msgspec.Struct, frozen=True):
 def stream(
     tokens: list[bytes],
     stops: tuple[str, ...] = (),
+    patterns: tuple[str, ...] = (),
     *,
     min_tokens: int = 0,
     strips: bool = False,
 ) -> Run:
     """Push `tokens` until a stop ends the output, and flush if none does."""
-    text = TextStream(tokens, stops, strips_first_space=strips, at_start=strips)
+    text = TextStream(tokens, stops, patterns, strips_first_space=strips, at_start=strips)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     pieces: list[Piece] = []
     withheld: list[str] = []
@@ -79,6 +82,22 @@ def first_stop(
     return text, None
 
 
+def first_match(
+    tokens: list[bytes], stops: tuple[str, ...], patterns: tuple[str, ...], min_tokens: int
+) -> tuple[str, str | None]:
+    """The same with patterns: of what ends first, that which begins first."""
+    text, finisher = whole(tokens), finishers(tokens)
+    for start, end in sorted(
+        itertools.combinations(range(len(text) + 1), 2), key=lambda place: (place[1], place[0])
+    ):
+        if finisher[end - 1] + 1 >= min_tokens and (
+            text[start:end] in stops
+            or any(re.compile(pattern).fullmatch(text, start, end) for pattern in patterns)
+        ):
+            return text[:start], text[start:end]
+    return text, None
+
+
 def longest_beginning(text: str, stops: tuple[str, ...]) -> str:
     """The longest end of `text` that begins a stop without being all of it."""
     beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
@@ -105,6 +124,11 @@ any_tokens = (
 stop_sets = st.lists(
     st.lists(st.sampled_from(LETTERS), min_size=1, max_size=4).map("".join), max_size=3
 ).map(tuple)
+PATTERNS = (
+    *("a+b", "b.*a", "é|ab", r"[^a-z\s]{2}", "😀.", "a(?:ab)*b", "\ufffd+é"),
+    *(r"\w\W", r"\ba", "^.b"),
+)
+pattern_sets = st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=2).map(tuple)
 thorough = settings(max_examples=400, deadline=None)
 
 
@@ -270,6 +294,126 @@ class TestStops:
 
         assert run.text == "abcab"
         assert run.last.settled == 2
+
+
+class TestStopPatterns:
+    @given(tokens=any_tokens, stops=stop_sets, patterns=pattern_sets, min_tokens=st.integers(0, 6))
+    @thorough
+    @example(tokens=[b"a\xf0\x9f"], stops=(), patterns=("a[^a]",), min_tokens=0)
+    @example(tokens=[b"xab"], stops=("b",), patterns=("ab",), min_tokens=0)
+    @example(tokens=[b"xab"], stops=("xab",), patterns=("ab",), min_tokens=0)
+    @example(tokens=[b"xabc"], stops=("abc",), patterns=("xab",), min_tokens=0)
+    def test_cut_where_trying_everything_would(
+        self,
+        tokens: list[bytes],
+        stops: tuple[str, ...],
+        patterns: tuple[str, ...],
+        min_tokens: int,
+    ) -> None:
+        run = stream(tokens, stops, patterns, min_tokens=min_tokens)
+
+        assert (run.text, run.last.stop) == first_match(tokens, stops, patterns, min_tokens)
+
+    @given(tokens=any_tokens, stops=stop_sets, patterns=pattern_sets, min_tokens=st.integers(0, 6))
+    @thorough
+    def test_leave_tokens_and_a_tail_that_make_the_text(
+        self,
+        tokens: list[bytes],
+        stops: tuple[str, ...],
+        patterns: tuple[str, ...],
+        min_tokens: int,
+    ) -> None:
+        run = stream(tokens, stops, patterns, min_tokens=min_tokens)
+
+        settled = [piece.settled for piece in run.pieces]
+        assert whole(tokens[: run.last.settled]) + run.last.tail == run.text
+        assert settled == sorted(settled)
+
+    @given(tokens=any_tokens, patterns=pattern_sets)
+    @thorough
+    def test_say_whether_text_and_tokens_end_together(
+        self, tokens: list[bytes], patterns: tuple[str, ...]
+    ) -> None:
+        text, given_out = TextStream(tokens, (), patterns), ""
+
+        for token in range(len(tokens)):
+            piece = text.push(token)
+            if piece.stop is not None:
+                break
+            given_out += piece.text
+            assert text.partial == (decoded_so_far(tokens[: piece.settled]) != given_out)
+
+    @given(tokens=any_tokens, stops=stop_sets)
+    @thorough
+    def test_that_are_stop_strings_cut_and_hold_as_these_do(
+        self, tokens: list[bytes], stops: tuple[str, ...]
+    ) -> None:
+        patterns = tuple(re.escape(stop) for stop in stops)
+
+        assert stream(tokens, (), patterns) == stream(tokens, stops)
+
+    @pytest.mark.parametrize(
+        ("stops", "patterns", "text", "kept", "stop"),
+        [
+            ((), (r"\n+",), "a\n\n", "a", "\n"),
+            ((), ("1[0-9], 1",), " 9, 10, 11", " 9, ", "10, 1"),
+            (("11",), ("1[0-9], 1",), " 9, 10, 11", " 9, ", "10, 1"),
+            (("0, 1",), ("1[0-9], 1",), " 9, 10, 11", " 9, ", "10, 1"),
+            ((", 10, 1",), ("1[0-9], 1",), " 9, 10, 11", " 9", ", 10, 1"),
+            (("0,",), ("1[0-9], 1",), " 9, 10, 11", " 9, 1", "0,"),
+            ((), ("^a",), "ba", "ba", None),
+            ((), ("😀.", "b😀"), "ab😀!", "a", "b😀"),
+        ],
+    )
+    def test_end_the_output_when_the_first_is_complete(
+        self,
+        stops: tuple[str, ...],
+        patterns: tuple[str, ...],
+        text: str,
+        kept: str,
+        stop: str | None,
+    ) -> None:
+        data = text.encode()
+        for size in range(1, len(data) + 1):
+            pieces = [data[at : at + size] for at in range(0, len(data), size)]
+
+            run = stream(pieces, stops, patterns)
+
+            assert (run.text, run.last.stop) == (kept, stop)
+
+    def test_hold_back_what_may_be_a_match(self) -> None:
+        run = stream([b"x<", b"b", b">y", b"<", b"i>"], (), ("<[^>]*i>",))
+
+        assert [piece.text for piece in run.pieces] == ["x", "", "<b>y", "", ""]
+        assert (run.last.stop, run.last.settled, run.last.tail) == ("<i>", 3, "")
+
+    def test_hold_back_the_bytes_of_an_emoji_with_it(self) -> None:
+        run = stream([b"a\xf0", b"\x9f\x98\x80", b"b", b"!"], (), ("😀+!",))
+
+        assert [piece.text for piece in run.pieces] == ["a", "", "😀b", "!", ""]
+
+    def test_give_out_what_they_hold_when_the_output_ends(self) -> None:
+        run = stream([b"xa", b"bc", b"\n"], (), (r"a[^z]*z",))
+
+        assert [piece.text for piece in run.pieces] == ["x", "", "", "abc\n"]
+        assert (run.last.settled, run.last.stop) == (3, None)
+
+    def test_that_were_passed_over_may_go_on(self) -> None:
+        run = stream([b"a", b"b", b"b"], (), ("ab+",), min_tokens=3)
+
+        assert (run.text, run.last.stop) == ("", "abb")
+
+    def test_are_refused_when_the_stream_is_made(self) -> None:
+        with pytest.raises(ConstraintError, match=r"stop_regex '\(\?=a\)': .*looking ahead"):
+            TextStream([], (), ("(?=a)",))
+
+    def test_cost_no_text_where_they_never_come(self) -> None:
+        tokens = [b"word %d, " % n for n in range(400)]
+
+        run = stream(tokens, (), (r"w.*z", "[0-9]+;"))
+
+        assert run.text == whole(tokens)
+        assert run.last.settled == 400
 
 
 class TestKeptTokens:

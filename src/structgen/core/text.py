@@ -1,8 +1,8 @@
-"""Token ids to text, one token at a time: UTF-8 across tokens, stop strings, what is kept.
+"""Token ids to text, one token at a time: UTF-8 across tokens, stops, what is kept.
 
 Owns   the bytes of an unfinished character and the text that may be the beginning of a stop.
 Holds  the texts of all pieces, joined, are the text of all kept tokens plus the tail; no piece
-       holds part of a character; no text that a stop string cut off was ever given out.
+       holds part of a character; no text that a stop cut off was ever given out.
 Used   by `core`, one `TextStream` a request.
 
 Characters. The bytes of all tokens together are decoded as UTF-8. An unfinished character, at
@@ -11,12 +11,13 @@ exactly as `bytes.decode("utf-8", errors="replace")` would have it for the whole
 bytes left dangling when the output ends. Nothing is ever concluded from a U+FFFD in the text: a
 model may write one.
 
-Stops. The output ends before the stop string that is complete first; of several that are complete
-at the same character, before the longest. That rule looks at characters only, so how the text was
-split into tokens makes no difference. Text is held back while it is the beginning of a stop, and
-no longer. A stop counts only if the token that completes it was pushed with `allow_stop`; one that
-completes earlier is passed over as ordinary text, for good, though its end may still be the
-beginning of another.
+Stops. A stop is a stop string or a text that a stop pattern matches. The output ends before the
+stop that is complete first; of several that are complete at the same character, before the longest.
+That rule looks at characters only, so how the text was split into tokens makes no difference. Text
+is held back while it is the beginning of a stop, and no longer; what still is one when the output
+ends (of a pattern `a[^b]*b` everything since the first `a`) is given out then. A stop counts only
+if the token that completes it was pushed with `allow_stop`; one that completes earlier is passed
+over as ordinary text, for good, though its end may still be the beginning of another.
 
 Kept tokens. Where a stop begins inside a token, or inside a character whose bytes began in an
 earlier token, those tokens are dropped and the rest of their text before the stop is the `tail`.
@@ -30,6 +31,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from structgen.grammar.automaton import Search, automaton_of
+
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
     """What one push or flush brought.
@@ -37,7 +40,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     text      to be given out now
     settled   how many tokens, counted from the first, are certain to be kept whatever follows;
               with a stop or after a flush: how many are kept
-    stop      the stop string that ended the output
+    stop      the stop that ended the output: a stop string, or what a pattern matched
     tail      the end of the whole text, if a stop cut the token it came from: text of the
               settled tokens + tail == all text given out. May reach back into earlier pieces.
     """
@@ -120,6 +123,7 @@ class TextStream:
 
     token_bytes          the bytes of every token by id; b"" for special tokens
     stops                stop strings; none may be empty
+    patterns             stop patterns; raises `ConstraintError` for one that is refused
     strips_first_space   a text loses one leading space (SentencePiece)
     at_start             the output begins a text; False if it continues one, which loses nothing
     """
@@ -128,12 +132,15 @@ class TextStream:
         self,
         token_bytes: Sequence[bytes],
         stops: Sequence[str] = (),
+        patterns: Sequence[str] = (),
         *,
         strips_first_space: bool = False,
         at_start: bool = False,
     ) -> None:
         self._table = token_bytes
         self._stops = StopStrings(stops) if stops else None
+        self._search = Search(automaton_of(patterns)) if patterns else None
+        self._stoppable = bool(stops or patterns)
         self._strip = strips_first_space and at_start
         self._partial = b""
         self._pushed = 0
@@ -149,12 +156,12 @@ class TextStream:
     @property
     def partial(self) -> bool:
         """Whether the text given out and the settled tokens end at different places."""
-        return bool(self._partial) if self._stops is None else self._given > 0
+        return self._given > 0 if self._stoppable else bool(self._partial)
 
     def push(self, token: int, *, allow_stop: bool = True) -> Piece:
         """Add a token of the output. Nothing may follow a stop or a flush.
 
-        allow_stop   whether a stop string that this token completes ends the output
+        allow_stop   whether a stop that this token completes ends the output
         """
         self._pushed += 1
         data = self._table[token]
@@ -165,22 +172,22 @@ class TextStream:
         if self._strip and text:
             text = text.removeprefix(" ")
             self._strip = False
-        if self._stops is None:
+        if not self._stoppable:
             return Piece(text, self._pushed)
         self._allowed = allow_stop
-        return self._advance(self._stops, text)
+        return self._advance(text)
 
     def flush(self, before: Piece | None = None) -> Piece:
         """End the output: give out what was held back. All tokens are kept.
 
         before   the piece of the last push, if it was not sent: the result then contains it
 
-        An unfinished character becomes U+FFFD, which might in theory complete a stop string.
+        An unfinished character becomes U+FFFD, which might in theory complete a stop.
         """
         text, _ = utf_8_decode(self._partial, "replace", True)
         self._partial = b""
-        if self._stops is not None:
-            piece = self._advance(self._stops, text)
+        if self._stoppable:
+            piece = self._advance(text)
             rest = self._recent[self._given :]
             if piece.stop is None:
                 piece = Piece(piece.text + rest, self._pushed)
@@ -190,26 +197,40 @@ class TextStream:
             return piece
         return msgspec.structs.replace(piece, text=before.text + piece.text)
 
-    def _advance(self, stops: StopStrings, text: str) -> Piece:
+    def _advance(self, text: str) -> Piece:
         """Take in text that the last token finished."""
-        node, read, stop = stops.scan(self._node, text, allow=self._allowed)
-        if stop is not None:
-            return self._cut(len(self._recent) + read - len(stop), text[:read], stop)
-        self._node = node
+        read, stop = self._read(text)
+        if stop:
+            return self._cut(len(self._recent) + read - stop, text[:read])
+        held = self._stops.held(self._node) if self._stops is not None else 0
+        if self._search is not None:
+            held = max(held, self._search.held)
         self._recent += text
         length = self._marks[0][0] + len(self._recent)
         if not self._partial:
             self._marks.append((length, self._pushed))
-        free = len(self._recent) - stops.held(node)
+        free = len(self._recent) - held
         piece_text = self._recent[self._given : free]
         self._given = free
-        self._settle(length - stops.held(node))
+        self._settle(length - held)
         return Piece(piece_text, self._marks[0][1])
 
-    def _cut(self, at: int, text: str, stop: str) -> Piece:
+    def _read(self, text: str) -> tuple[int, int]:
+        """Look for stops; how much was read, and the length of the stop that ends there or 0."""
+        read, length = len(text), 0
+        if self._stops is not None:
+            self._node, read, stop = self._stops.scan(self._node, text, allow=self._allowed)
+            length = len(stop or "")
+        if self._search is not None:
+            sooner, match = self._search.scan(text[:read], allow=self._allowed)
+            if match and (sooner < read or match > length):
+                read, length = sooner, match
+        return read, length
+
+    def _cut(self, at: int, text: str) -> Piece:
         """End the output before the stop that begins at index `at` of the recent text."""
         self._recent += text
-        given = self._recent[self._given : at]
+        given, stop = self._recent[self._given : at], self._recent[at:]
         dropped = self._settle(self._marks[0][0] + at)
         return Piece(given, self._marks[0][1], stop, self._recent[: at - dropped])
 

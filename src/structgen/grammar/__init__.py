@@ -1,0 +1,1 @@
+"""Constraints made into matchers, and the automata of stop patterns."""

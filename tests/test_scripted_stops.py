@@ -1,0 +1,47 @@
+"""The scripted backend heeds stop patterns as the engine does: by the same automaton."""
+
+from __future__ import annotations
+
+import pytest
+
+from structgen.errors import ConstraintError
+from structgen.testing import ScriptedBackend
+from tests.conformance import completion_of, request
+
+
+class TestStopPatterns:
+    @pytest.mark.parametrize("size", [1, 3])
+    @pytest.mark.parametrize(
+        ("options", "text", "matched"),
+        [
+            ({"stop_regex": r"1[0-9], 1"}, "9, ", "10, 1"),
+            ({"stop_regex": r"\d\d", "stop": " 1"}, "9,", " 1"),
+            ({"stop_regex": r" 1", "stop": "9, 1"}, "", "9, 1"),
+            ({"stop_regex": r"9, 1", "stop": " 1"}, "", "9, 1"),
+            ({"stop_regex": [r"\d\d", r", \d"]}, "9", ", 1"),
+            ({"stop_regex": r"1", "min_tokens": 6}, "9, 10, ", "1"),
+        ],
+    )
+    async def test_end_the_output(
+        self, options: dict[str, object], text: str, matched: str, size: int
+    ) -> None:
+        if size == 3 and "min_tokens" in options:
+            pytest.skip("counts tokens of one character")
+        backend = ScriptedBackend("9, 10, 11, 12", token_size=size)
+
+        completion = await completion_of(backend, request(max_tokens=20, **options))
+
+        assert (completion.text, completion.finish.matched) == (text, matched)
+        whole = len(completion.text) - len(completion.tail)
+        assert completion.tokens == backend.tokenizer.encode(text[:whole])
+
+    async def test_are_refused_before_the_script_is_asked(self) -> None:
+        backend = ScriptedBackend(["a"])
+
+        with pytest.raises(ConstraintError, match=r"stop_regex 'a\*': it matches the empty text"):
+            await completion_of(backend, request(stop_regex="a*"))
+
+        assert (backend.requests, backend.running) == ([], 0)
+
+    def test_are_among_its_capabilities(self) -> None:
+        assert ScriptedBackend().capabilities.stop_regex
