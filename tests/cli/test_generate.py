@@ -41,6 +41,19 @@ class TestGenerating:
         assert output.code == 2
         assert "no chat template" in output.err
 
+    @pytest.mark.parametrize("prompt", ["", " \n"])
+    def test_refuses_an_empty_turn(self, structgen: CommandLine, prompt: str) -> None:
+        engine = structgen.script("Hello.", chat=CHATML)
+
+        output = structgen("generate", prompt)
+
+        assert (output.code, output.out) == (2, "")
+        assert "the prompt is empty: there is nothing to answer" in output.err
+        assert engine.requests == []
+
+    def test_continues_space(self, structgen: CommandLine) -> None:
+        assert structgen("generate", " ", "--raw").out == "a reply\n"
+
     def test_passes_sampling_options_on(self, structgen: CommandLine) -> None:
         structgen("generate", "a prompt", "--max-tokens", "4", "--temperature", "0")
 

@@ -91,7 +91,7 @@ class TestAMissingModel:
     def test_is_named_in_one_line_and_without_traceback(self) -> None:
         done = python("-m", "structgen", "generate", "x", "--model", "/no/such/model")
 
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert done.stderr.startswith("structgen: ")
         assert "/no/such/model" in done.stderr
         assert len(done.stderr.splitlines()) == 1

@@ -121,6 +121,43 @@ class TestJson:
         assert "cannot be written as JSON" in output.err
 
 
+class TestTheTableOfCalls:
+    def test_shows_a_select_like_a_gen(self, structgen: CommandLine, tmp_path: Path) -> None:
+        file = tmp_path / "choosing.py"
+        file.write_text(
+            "from structgen import State, program\n"
+            "@program\n"
+            "async def choosing(s: State) -> str:\n"
+            "    s += 'Tea is '\n"
+            "    await s.select('opinion', ['good', 'bad'])\n"
+            "    s += ', because'\n"
+            "    return await s.gen('reason', max_tokens=3)\n"
+        )
+
+        output = structgen("run", file)
+
+        rows = [
+            line.split() for line in output.out.splitlines() if line.startswith(("root", "all"))
+        ]
+        assert rows == [
+            ["root:", "opinion", "6", "0", "0", "stop"],
+            ["root:", "reason", "19", "0", "3", "length"],
+            ["all", "25", "0", "3"],
+        ]
+
+
+class TestABoundProgram:
+    def test_has_its_arguments(self, structgen: CommandLine, tmp_path: Path) -> None:
+        file = tmp_path / "bound.py"
+        file.write_text(
+            "from structgen import State, program\n"
+            "@program\nasync def add(s: State, a: int, b: int) -> int: return a + b\n"
+            "three_more = add.bind(a=3)\n"
+        )
+
+        assert "value: 7" in structgen("run", f"{file}:three_more", "--arg", "b=4").out
+
+
 DEMO_REPLIES = {"opening": "It pays.", "reason": "Because.", "summary": " live."}
 
 

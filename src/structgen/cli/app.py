@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from structgen.cli.engine import Opening, run_loop
-from structgen.cli.failure import ProgramError
+from structgen.cli.failure import CommandError, ProgramError
 from structgen.cli.options import DEFAULT_MODEL, Options, expand
 
 app = typer.Typer(
@@ -27,6 +27,15 @@ Arguments = Annotated[
     list[str] | None,
     typer.Option("--arg", metavar="NAME=VALUE", help="An argument of the program; repeatable."),
 ]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE.json",
+        help="Record the run into a file that Perfetto and chrome://tracing show.",
+    ),
+]
+Tree = Annotated[bool, typer.Option("--tree", help="Write what happened in the run as a tree.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -51,17 +60,26 @@ def run(
     ],
     *,
     arg: Arguments = None,
+    trace: Trace = None,
+    tree: Tree = False,
     options: Options,
 ) -> None:
     """Run a program; write its text, its value and what it cost."""
-    _run(context, target, arg or (), options)
+    _run(context, target, arg or (), options, trace=trace, tree=tree)
 
 
 @app.command()
 @expand
-def demo(context: typer.Context, *, arg: Arguments = None, options: Options) -> None:
+def demo(
+    context: typer.Context,
+    *,
+    arg: Arguments = None,
+    trace: Trace = None,
+    tree: Tree = False,
+    options: Options,
+) -> None:
     """Run the example: a prompt that forks into branches and joins again."""
-    _run(context, str(DEMO), arg or (), options)
+    _run(context, str(DEMO), arg or (), options, trace=trace, tree=tree)
 
 
 @app.command()
@@ -84,6 +102,8 @@ def generate(
     from structgen.cli import report, running
 
     text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise CommandError(running.NOTHING)
     options.sampling()
     opening = Opening.of(context.obj, options.model, options.engine())
     outcome = run_loop(running.generate(text, options, opening, chat=chat))
@@ -105,20 +125,31 @@ def pull(
     typer.echo(fetch(model))
 
 
-def _run(context: typer.Context, target: str, pairs: Sequence[str], options: Options) -> None:
+def _run(
+    context: typer.Context,
+    target: str,
+    pairs: Sequence[str],
+    options: Options,
+    *,
+    trace: Path | None,
+    tree: bool,
+) -> None:
     from structgen.cli import arguments, report, running, source
+    from structgen.cli.recording import Recording
 
+    recording = Recording(trace, tree=tree, json=options.json)
     file, name = source.split(target)
-    with _blaming(file):
-        options.sampling()
-        program = source.program_in(file, name)
-        keywords = arguments.keywords(program.function, pairs)
-        opening = Opening.of(context.obj, options.model, options.engine())
-        outcome = run_loop(running.run(program, keywords, options, opening))
-    if options.json:
-        typer.echo(report.to_json(outcome))
-    else:
-        report.show(outcome)
+    with recording.kept():
+        with _blaming(file):
+            options.sampling()
+            program = source.program_in(file, name)
+            keywords = arguments.keywords(program.function, pairs, program.bound)
+            opening = Opening.of(context.obj, options.model, options.engine())
+            outcome = run_loop(running.run(program, keywords, options, opening))
+        if options.json:
+            typer.echo(report.to_json(outcome))
+        else:
+            report.show(outcome)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import typer
 
-from structgen.errors import OptionError, StructgenError
+from structgen.errors import ModelNotFoundError, OptionError, StructgenError
+from structgen.options import nearest
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 TRACEBACK_VARIABLE = "STRUCTGEN_TRACEBACK"
@@ -39,7 +40,7 @@ def exit_code(error: BaseException) -> int:
             return INTERRUPTED
         case typer.TyperException():
             return int(error.exit_code)
-        case CommandError() | OptionError():
+        case CommandError() | OptionError() | ModelNotFoundError():
             return MISUSED
         case _:
             return FAILED
@@ -64,7 +65,7 @@ def one_line(error: BaseException) -> str:
     """What happened, in one line."""
     leaf = next(leaves(error))
     if isinstance(leaf, typer.TyperException):
-        text = leaf.format_message()
+        text = _misuse(leaf)
     elif isinstance(leaf, StructgenError | CommandError):
         text = str(leaf)
     else:
@@ -79,6 +80,18 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
             yield from leaves(inner)
     else:
         yield error
+
+
+def _misuse(error: typer.TyperException) -> str:
+    # The class for an option that does not exist is not public in typer: told by what it has.
+    unknown, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    if not hasattr(error, "possibilities") or context is None:
+        return error.format_message()
+    options = [name for each in context.command.params for name in each.opts]
+    # Without their dashes, which would make any two options alike.
+    bare = {name.lstrip("-"): name for name in options}
+    near = nearest(unknown.lstrip("-"), bare)
+    return error.message if near is None else f"{error.message} (did you mean {bare[near]}?)"
 
 
 def _place(error: BaseException, file: Path) -> str:

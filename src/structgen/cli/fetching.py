@@ -6,11 +6,16 @@ Used   by `structgen pull`, and by the other commands before they open an engine
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from structgen.errors import ModelNotFoundError
+from structgen.models.pull import KNOWN
 from structgen.models.resolve import pull, resolve
+from structgen.options import nearest
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -18,14 +23,41 @@ if TYPE_CHECKING:
 
 def fetch(model: str) -> Path:
     """Fetch a model unless it is here; returns where it is. Raises `ModelError`."""
-    with _Bar() as bar:
+    with _suggesting(model), _Bar() as bar:
         return pull(model, bar.advance)
 
 
 def locate(model: str) -> Path:
     """Where a model is, fetched if that is needed and possible. Raises `ModelError`."""
-    with _Bar() as bar:
+    with _suggesting(model), _Bar() as bar:
         return resolve(model, progress=bar.advance)
+
+
+@contextmanager
+def _suggesting(model: str) -> Iterator[None]:
+    """A model that is not found is compared with those that are here."""
+    try:
+        yield
+    except ModelNotFoundError as error:
+        near = nearest(model, [name for known in KNOWN for name in known.names])
+        near = near or _neighbour(Path(model).expanduser())
+        if near is None:
+            raise
+        raise ModelNotFoundError(f"{error}; did you mean {near}?") from error
+
+
+def _neighbour(path: Path) -> str | None:
+    """The model beside a path that does not exist whose name is nearest to it."""
+    try:
+        models = [] if path.exists() else [e.name for e in path.parent.iterdir() if _is_model(e)]
+    except OSError:
+        return None  # a folder that cannot be read suggests nothing; the error says what matters
+    near = nearest(path.name, models)
+    return None if near is None else str(path.parent / near)
+
+
+def _is_model(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" or (path / "config.json").is_file()
 
 
 class _Bar:

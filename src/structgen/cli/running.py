@@ -23,6 +23,11 @@ from structgen.request import Lineage
 if TYPE_CHECKING:
     from structgen.engine.engine import Engine
 
+NOTHING = (
+    "the prompt is empty: there is nothing to answer or continue; write some text, "
+    "or - to read it from stdin"
+)
+
 
 async def run(
     program: Program[..., Any],
@@ -45,7 +50,8 @@ async def generate(text: str, options: Options, opening: Opening, *, chat: bool 
     """Continue a text, or answer it as a chat; None chats if the model has a template for it.
 
     The output is written to stdout as it comes, unless the options ask for JSON.
-    Raises `CommandError` when a chat is asked of a model that has no template.
+    Raises `CommandError` when a chat is asked of a model that has no template, or begins with
+    nothing but space.
     """
     sampling = options.sampling()
     async with _opened(options, sampling, opening) as (engine, load):
@@ -54,6 +60,8 @@ async def generate(text: str, options: Options, opening: Opening, *, chat: bool 
                 f"{options.model} has no chat template; add --raw or --chat-template"
             )
         chats = engine.chat is not None if chat is None else chat
+        if chats and not text.strip():
+            raise CommandError(NOTHING)
         ledger = Ledger(engine)
         pieces: list[str] = []
         prompt = [{"role": "user", "content": text}] if chats else text
