@@ -323,13 +323,14 @@ class Fold:
         PLACE.set(Place(run.id, event.state))
 
     def _fork(self, run: Run, event: BranchOpened, at: float) -> None:
-        if (known := run.states.get(event.state)) is not None:
-            if isinstance(known.node, Branch):
-                known.node.path = event.branch  # heard of before its fork was
-            return
-        branch = Branch(at, event.branch)
-        self._add(branch, self._state(run, event.parent, at).innermost, run)
-        run.states[event.state] = State(branch)
+        parent = self._state(run, event.parent, at)
+        known = run.states.get(event.state)
+        if known is None:
+            branch = Branch(at, event.branch)
+            self._add(branch, parent.innermost, run)
+            run.states[event.state] = State(branch)
+        elif isinstance(known.node, Branch):
+            known.node.path = event.branch  # heard of before its fork was
 
     def _call(self, run: Run, event: CallStarted | TextDelta | CallEnded, at: float) -> None:
         call = run.calls.get(event.call)

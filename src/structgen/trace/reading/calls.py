@@ -12,8 +12,8 @@ import builtins
 import inspect
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from types import CodeType, FunctionType, MethodType, ModuleType
+from contextlib import ExitStack, contextmanager
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 
 from structgen.errors import OptionError
 from structgen.trace.reading.expressions import element_of, short
@@ -46,6 +46,9 @@ from structgen.trace.steps import Inline, Join
 PASSING = (list, tuple, iter, reversed, sorted)
 WAITING: tuple[object, ...] = (asyncio.gather, asyncio.wait_for, asyncio.wait, asyncio.shield)
 WAITING += (asyncio.create_task, asyncio.ensure_future, asyncio.as_completed)
+# Methods of branches, and how many functions they call on each; the plain ones cut no branch off.
+WORKING = MappingProxyType({"map": 1, "race": 1, "vote": 1, "best_of": 2})
+PLAIN = frozenset({"map", "settle"})
 COPYING = frozenset({"using", "bind", "budget"})
 DEEPEST = 8  # functions that call functions: enough for people, and no explosion
 
@@ -255,15 +258,23 @@ class Calls(States):
             text = "gather" if mode is None else text_or_hole(mode, scope)
             self.stage.lay(branches.parent, Join(text))
             return None
-        for meaning in arguments:
-            if isinstance(meaning, FunctionIn):
-                self._apply(meaning, [StateOf(branches.track)], None)
-            elif isinstance(meaning, Known) and isinstance(meaning.thing, FunctionType):
-                self._foreign(meaning.thing, [StateOf(branches.track)], node)
         self.seen += 1
-        if method not in {"map", "settle"}:
+        working = WORKING.get(method, 0)
+        with ExitStack() as stack:
+            if method not in PLAIN:
+                stack.enter_context(self.stage.within(Container.block(method)))
+            for meaning in arguments[:working]:
+                self._on_each(branches, meaning, node)
+        if not working and method not in PLAIN:
             self.note(short(node), branches.parent, touches=True)
         return None
+
+    def _on_each(self, branches: BranchesOf, function: Meaning | None, node: ast.Call) -> None:
+        match function:
+            case FunctionIn():
+                self._apply(function, [StateOf(branches.track)], None)
+            case Known(FunctionType() as thing):
+                self._foreign(thing, [StateOf(branches.track)], node)
 
 
 def _bound(

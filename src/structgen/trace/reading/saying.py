@@ -12,8 +12,16 @@ from typing import TypeAlias
 from structgen.trace.reading.expressions import Expressions, short
 from structgen.trace.reading.meaning import NotLiteralError, Said, Scope, literal
 from structgen.trace.reading.tracks import Container, Track
-from structgen.trace.reading.words import MARKS, ROLES, gen_step, select_step, speaks, word
-from structgen.trace.steps import Constant, Hole, Mark, Opaque, Template, Turn
+from structgen.trace.reading.words import (
+    MARKS,
+    ROLES,
+    WRAPPING,
+    gen_step,
+    select_step,
+    speaks,
+    word,
+)
+from structgen.trace.steps import Constant, Hole, Mark, Opaque, Step, Template, Turn
 
 Piece: TypeAlias = str | Hole | Callable[[Track], None]
 
@@ -52,13 +60,10 @@ class Saying(Expressions):
                 self.stage.lay(track, Template(tuple(part for part in merged if part != "")))
 
     def _pieces(self, node: ast.expr, scope: Scope) -> Iterator[Piece]:
-        try:
-            value = literal(node, scope)
-        except NotLiteralError:
-            value = None
+        text = _text(node, scope)
         match node:
-            case _ if isinstance(value, str):
-                yield value
+            case _ if text is not None:
+                yield text
             case ast.JoinedStr(values=values):
                 for each in values:
                     yield from self._pieces(each, scope)
@@ -70,8 +75,8 @@ class Saying(Expressions):
             case ast.IfExp() if speaks(node, scope):
                 self.read(node.test, scope)
                 yield self._either(node, scope)
-            case ast.Call() if spelt := word(node.func, scope):
-                yield self._worded(spelt, node, scope)
+            case ast.Call() if word(node.func, scope):
+                yield from self._worded(node, scope)
             case _:
                 meaning = self.read(node, scope)
                 if isinstance(meaning, Said) and meaning.node is not node:
@@ -82,12 +87,11 @@ class Saying(Expressions):
     def _formatted(
         self, node: ast.FormattedValue, inner: ast.expr, scope: Scope
     ) -> Iterator[Piece]:
-        try:
-            # Only as the whole f-string would be: a format may change the text.
-            yield str(literal(ast.JoinedStr([node]), scope))
-        except NotLiteralError:
+        # Only as the whole f-string would be: a format may change the text.
+        text = _text(ast.JoinedStr([node]), scope)
+        if text is None:
             self.read(inner, scope)
-            yield Hole(ast.unparse(inner))
+        yield Hole(ast.unparse(inner)) if text is None else text
 
     def _either(self, node: ast.IfExp, scope: Scope) -> Callable[[Track], None]:
         def lay(track: Track) -> None:
@@ -99,26 +103,45 @@ class Saying(Expressions):
 
         return lay
 
-    def _worded(self, spelt: str, node: ast.Call, scope: Scope) -> Callable[[Track], None]:
-        """What a word of the language lays down when it is appended."""
+    def _worded(self, node: ast.Call, scope: Scope) -> Iterator[Piece]:
+        """A word of the language is appended."""
+        spelt = word(node.func, scope)
+        if spelt == WRAPPING and node.args:
+            yield from self._pieces(node.args[0], scope)
+        elif spelt in ROLES:
+            yield lambda track: self.turn(track, spelt, node, scope)
+        else:
+            yield lambda track: self.stage.lay(track, _step(spelt, node, scope))
 
-        def lay(track: Track) -> None:
-            if spelt == "gen":
-                self.stage.lay(track, gen_step(node, scope))
-            elif spelt == "select":
-                self.stage.lay(track, select_step(node, scope))
-            elif spelt in MARKS:
-                self.stage.lay(track, Mark(*MARKS[spelt]))
-            elif spelt in ROLES:
-                container = Container.around(lambda body: Turn(spelt, body))
-                with self.stage.within(container, only=track):
-                    self.stage.show(track)
-                    for each in node.args:
-                        self.say(track, each, scope)
-            else:
-                self.stage.lay(track, Opaque(short(node), touches=True))
+    def turn(self, track: Track, role: str, node: ast.Call, scope: Scope) -> None:
+        """A whole turn is said."""
+        container = Container.around(lambda body: Turn(role, body))
+        with self.stage.within(container, only=track):
+            self.stage.show(track)
+            for each in node.args:
+                self.say(track, each, scope)
 
-        return lay
+
+def _step(spelt: str, node: ast.Call, scope: Scope) -> Step:
+    """What a word is, but for roles."""
+    if spelt in MARKS:
+        return Mark(*MARKS[spelt])
+    match spelt:
+        case "gen":
+            return gen_step(node, scope)
+        case "select":
+            return select_step(node, scope)
+        case _:
+            return Opaque(short(node), touches=True)
+
+
+def _text(node: ast.expr, scope: Scope) -> str | None:
+    """The text that an expression is known to be."""
+    try:
+        value = literal(node, scope)
+    except NotLiteralError:
+        return None
+    return value if isinstance(value, str) else None
 
 
 def _is_text(node: ast.BinOp, scope: Scope) -> bool:

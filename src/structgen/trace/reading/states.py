@@ -38,8 +38,11 @@ class States(Saying):
 
     def on_state(self, track: Track, method: str, node: ast.Call, scope: Scope) -> Meaning | None:
         """A method of a state is called."""
+        if method in ROLES and not node.args:
+            return Context(track, container=Container.around(lambda body: Turn(method, body)))
         if method in ROLES:
-            return self._role(track, method, node, scope)
+            self.turn(track, method, node, scope)
+            return None
         if method == "append" and node.args:
             self.say(track, node.args[0], scope)
             return None
@@ -52,15 +55,6 @@ class States(Saying):
             self.stage.lay(track, Mark(*MARKS[method]))
         elif method not in READS:
             self.note(short(node), track, touches=True)
-        return None
-
-    def _role(self, track: Track, role: str, node: ast.Call, scope: Scope) -> Context | None:
-        container = Container.around(lambda body: Turn(role, body))
-        if not node.args:
-            return Context(track, container=container)
-        with self.stage.within(container, only=track):
-            self.stage.show(track)
-            self.say(track, node.args[0], scope)
         return None
 
     # ------------------------------------------------------------ one for each method

@@ -22,7 +22,8 @@ from structgen.trace.steps import Gen, Hole, Options, Select, Value
 PACKAGE = "structgen"
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 MARKS = {f"{role}_{end}": (role, end == "begin") for role in ROLES for end in ("begin", "end")}
-WORDS = frozenset({"gen", "select", "image"}) | ROLES | MARKS.keys()
+WRAPPING = "separate_reasoning"
+WORDS = frozenset({"gen", "select", "image", WRAPPING}) | ROLES | MARKS.keys()
 
 
 def word(function: ast.expr, scope: Scope) -> str:
