@@ -76,6 +76,7 @@ from structgen.request import (
     Usage,
 )
 from structgen.sampling import ModelDefaults, Sampling, Want
+from structgen.trace import record, trace_plan
 
 if TYPE_CHECKING:
     from structgen.engine.engine import Engine
@@ -131,11 +132,13 @@ __all__ = (
     "gen",
     "image",
     "program",
+    "record",
     "select",
     "separate_reasoning",
     "system",
     "system_begin",
     "system_end",
+    "trace_plan",
     "user",
     "user_begin",
     "user_end",

@@ -182,33 +182,10 @@ def gen(
     The keywords are those of `State.gen`. Raises `OptionError` at once for options that cannot
     be used.
     """
-    if choices is not None:
-        refused = {"n": n is not None, "type": type is not str}
-        return _select_from(name, choices, by, {**options, **{k: k for k in refused if refused[k]}})
-    if by is not None:
-        raise OptionError("by", "it decides between choices; give choices=[...] as well")
-    given: dict[str, Any] = dict(options)
-    reasoning, timeout = given.pop("reasoning", None), given.pop("timeout", None)
-    check_whole("n", n, low=1, optional=True)
-    _check_pick(pick, n)
-    check_range("timeout", timeout, 0.0, 1e9, open_low=True, optional=True)
-    if reasoning is not None and reasoning not in FAMILIES:
-        raise OptionError("reasoning", f"expected one of {', '.join(FAMILIES)}, got {reasoning!r}")
-    form = None if type is str else form_of(type)
-    asked = request_from((), given).constraint is not None
-    if form is not None and form.constraint is not None and asked:
-        raise OptionError("regex", "type= has a form of its own; give one of the two")
-    if reasoning is not None and (form is not None or asked):
-        raise OptionError("reasoning", _UNBOUND)
-    return Gen(
-        name=checked_name(name),
-        options=given,
-        form=form,
-        samples=n,
-        pick=pick,
-        reasoning=reasoning,
-        timeout=timeout,
-    )
+    call = call_of(name, type, n, pick, choices, by, options)
+    if isinstance(call, Gen):
+        request_from((), call.options)  # checked where it is written, not where it is awaited
+    return call
 
 
 def select(
@@ -298,6 +275,46 @@ def image(source: object) -> NoReturn:
 # ---------------------------------------------------------------- checks
 
 
+def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
+    name: str | None,
+    type_: object,
+    n: int | None,
+    pick: Pick,
+    choices: Sequence[str] | None,
+    by: Method | None,
+    options: Mapping[str, Any],
+) -> Gen | Select:
+    """The expression of a `gen`; what a request would refuse anyway is not looked at."""
+    if choices is not None:
+        refused = {"n": n is not None, "type": type_ is not str}
+        return _select_from(name, choices, by, {**options, **{k: k for k in refused if refused[k]}})
+    if by is not None:
+        raise OptionError("by", "it decides between choices; give choices=[...] as well")
+    given = dict(options)
+    reasoning, timeout = given.pop("reasoning", None), given.pop("timeout", None)
+    check_whole("n", n, low=1, optional=True)
+    _check_pick(pick, n)
+    check_range("timeout", timeout, 0.0, 1e9, open_low=True, optional=True)
+    if reasoning is not None and reasoning not in FAMILIES:
+        raise OptionError("reasoning", f"expected one of {', '.join(FAMILIES)}, got {reasoning!r}")
+    form = None if type_ is str else form_of(type_)
+    constrained = given.get("regex") is not None
+    if form is not None and form.constraint is not None and constrained:
+        raise OptionError("regex", "type= has a form of its own; give one of the two")
+    if reasoning is not None and (form is not None or constrained):
+        raise OptionError("reasoning", _UNBOUND)
+    return Gen(
+        name=checked_name(name),
+        options=given,
+        form=form,
+        samples=n,
+        pick=pick,
+        reasoning=reasoning,
+        timeout=timeout,
+    )
+
+
+
 def checked_name(name: object) -> str | None:
     """Check the name of a variable."""
     if name is not None and not isinstance(name, str):
@@ -328,7 +345,7 @@ def _turn(role: Role, content: Expression | str) -> Expression:
 def _reasoned(each: Expression, family: str) -> Expression:
     if not isinstance(each, Gen):
         return each
-    if each.form is not None or request_from((), each.options).constraint is not None:
+    if each.form is not None or each.options.get("regex") is not None:
         raise OptionError("reasoning", _UNBOUND)
     return msgspec.structs.replace(each, reasoning=family)
 

@@ -306,15 +306,22 @@ class Program(Generic[P, R]):
         self, run: Run, cursor: Cursor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> R:
         seconds = run.budget.seconds
+        if seconds is None:
+            return await self._whole(run, cursor, args, kwargs)
         with anyio.move_on_after(seconds):
-            with self._frame(cursor):
-                value = await self.function(State(cursor), *args, **{**self.bound, **kwargs})
-                if cursor.pending:
-                    await operations.settle(cursor, ahead=False)
-            self._warn_of_forgotten(run)
-            return value
+            return await self._whole(run, cursor, args, kwargs)
         run.exhausted = "seconds"
         raise run.budget_error()
+
+    async def _whole(
+        self, run: Run, cursor: Cursor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> R:
+        with self._frame(cursor):
+            value = await self.function(State(cursor), *args, **{**self.bound, **kwargs})
+            if cursor.pending:
+                await operations.settle(cursor, ahead=False)
+        self._warn_of_forgotten(run)
+        return value
 
     def _warn_of_forgotten(self, run: Run) -> None:
         """What was appended to a branch and never awaited was never run."""

@@ -283,7 +283,7 @@ class State:
         output was cut off, `ConcurrentUseError` while another operation runs on this state, and
         whatever the backend raises for this request.
         """
-        call = expression.gen(name, type=type, n=n, pick=pick, choices=choices, by=by, **options)
+        call = expression.call_of(name, type, n, pick, choices, by, options)
         if isinstance(call, Gen):
             return await operations.generate(self._cursor, call)
         return await operations.select(self._cursor, call)
@@ -318,7 +318,7 @@ class State:
         exception keeps nothing. Options and errors are those of `gen`; values that need the
         whole output (`type`, `n`, `choices`) are not for streams.
         """
-        call = expression.gen(name, **options)
+        call = expression.call_of(name, str, None, 0, None, None, options)
         assert isinstance(call, Gen), "no choices were given"
         return Pieces(self._cursor, call)
 
