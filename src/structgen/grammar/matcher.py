@@ -1,0 +1,207 @@
+"""Following a constraint token by token: what may come next, and whether it is complete.
+
+Owns   the seam to the grammar backends (`Matcher`) and the adapter to the one in use, llguidance
+       (Microsoft; its token trie and its lazily derived automata do the work here).
+Holds  a token is in the mask if and only if the text so far and its bytes begin a text that the
+       constraint matches; a token without text - control tokens, end tokens - never is.
+Used   by `core`, which asks for one mask a step and says which token was drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from structgen.errors import GenerationError
+from structgen.grammar.characters import LAST, Ranges, union
+
+Mask = NDArray[np.int32]
+
+# The code points whose UTF-8 begins with each byte from 0xC2 on.
+_LEADS = MappingProxyType(
+    {0xC0 + n: (n << 6, (n << 6) + 0x3F) for n in range(2, 32)}
+    | {0xE0 + n: (max(n << 12, 0x800), (n << 12) + 0xFFF) for n in range(16)}
+    | {0xF0 + n: (max(n << 18, 0x10000), min((n << 18) + 0x3FFFF, LAST)) for n in range(5)}
+)
+
+
+class Matcher(Protocol):
+    """One output on its way through a constraint. Every request has its own.
+
+    What comes later (tokens that are forced, taking tokens back) joins the protocol here.
+    """
+
+    @property
+    def words(self) -> int:
+        """Width of a mask: 32 tokens a word."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output may end here: all of it matches."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether it must end here: it is complete, and nothing could follow."""
+        ...
+
+    def fill(self, row: Mask) -> None:
+        """Write the mask of the next token: bit i of word w allows token 32 * w + i.
+
+        End tokens are not for the matcher to allow. Raises `GenerationError` if the backend has
+        to give up.
+        """
+        ...
+
+    def accept(self, token: int) -> None:
+        """Take a token that the mask allows. Raises `GenerationError` for any other."""
+        ...
+
+
+def allow(row: Mask, tokens: Collection[int]) -> None:
+    """Set the bits of tokens in a mask."""
+    words = row.view(np.uint32)
+    for token in tokens:
+        if token < 32 * row.size:
+            words[token >> 5] |= np.uint32(1 << (token & 31))
+
+
+class Vocabulary:
+    """The tokens of a model as the backend sees them; built once, then shared by all threads.
+
+    size      number of logits
+    words     width of a mask
+    text      the mask of all tokens that have a text
+    spelled   the characters that there are tokens for: whoever begins one can finish it
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], textless: Collection[int], size: int) -> None:
+        """Index a vocabulary.
+
+        token_bytes   the bytes of every token by id; b"" for tokens without text
+        textless      ids that are never part of a text, whatever their bytes: control tokens, and
+                      tokens that end an output
+        size          number of logits; ids from there on do not exist
+        """
+        tokens = [data if n not in textless else b"" for n, data in enumerate(token_bytes[:size])]
+        tokens += [b""] * (size - len(tokens))
+        self.size = size
+        self.words = -(-size // 32)
+        # An end token of the backend's own, behind all others: which of the model's tokens may
+        # end an output is decided elsewhere.
+        self.end = size
+        self.spelled = _spelled(tokens)
+        self.backend = LLTokenizer(
+            TokenizerWrapper(_Tokens([*tokens, b""], self.end)), n_vocab=size + 1
+        )
+        text = np.array([bool(data) for data in tokens] + [False] * (32 * self.words - size))
+        self.text: Mask = np.packbits(text, bitorder="little").view("<i4").astype(np.int32)
+
+
+def _spelled(tokens: Sequence[bytes]) -> Ranges:
+    """Characters that are a token, or whose bytes all are tokens."""
+    single = {data[0] for data in tokens if len(data) == 1}
+    found = [(byte, byte) for byte in single if byte < 0x80]
+    if single.issuperset(range(0x80, 0xC0)):
+        found += [scope for lead, scope in _LEADS.items() if lead in single]
+    for data in tokens:
+        if 1 < len(data) <= 4:
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                continue
+            if len(text) == 1:
+                found.append((ord(text), ord(text)))
+    return union(found)
+
+
+class _Tokens:
+    """What the backend reads a vocabulary from."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], end: int) -> None:
+        self.tokens = tokens
+        self.eos_token_id = end
+        self.special_token_ids = [end]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        raise NotImplementedError("masks are made of bytes; nothing is to be tokenized")
+
+
+class GuidanceMatcher:
+    """`Matcher` by llguidance."""
+
+    def __init__(self, state: LLMatcher, vocabulary: Vocabulary) -> None:
+        """`state` is this matcher's alone."""
+        self._state, self._vocabulary = state, vocabulary
+        self._row = np.zeros(-(-(vocabulary.size + 1) // 32), np.int32)
+        self._look()
+
+    @property
+    def words(self) -> int:
+        """See `Matcher`."""
+        return self._vocabulary.words
+
+    @property
+    def complete(self) -> bool:
+        """See `Matcher`."""
+        return self._complete
+
+    @property
+    def finished(self) -> bool:
+        """See `Matcher`."""
+        return self._finished
+
+    def fill(self, row: Mask) -> None:
+        """See `Matcher`."""
+        if self._finished:
+            row[:] = 0
+            return
+        self._compute()
+        np.bitwise_and(self._row[: row.size], self._vocabulary.text, out=row)
+
+    def accept(self, token: int) -> None:
+        """See `Matcher`."""
+        if not self._state.consume_token(token):
+            raise self._failure()
+        self._look()
+
+    def try_all(self, tokens: Sequence[int]) -> int:
+        """Accept tokens for as long as they are allowed; how many were.
+
+        Raises `GenerationError` if the backend has to give up.
+        """
+        for count, token in enumerate(tokens):
+            if self._finished:
+                return count
+            self._compute()  # with a mask, the backend begins to count its steps anew
+            taken = self._state.try_consume_tokens([token])
+            if self._state.is_error():
+                raise self._failure()
+            if not taken:
+                return count
+            self._look()
+        return len(tokens)
+
+    def _compute(self) -> None:
+        self._state.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
+        if self._state.is_error():
+            raise self._failure()
+
+    def _look(self) -> None:
+        self._complete: bool = self._state.is_accepting()
+        self._finished: bool = self._complete and self._state.is_stopped()
+
+    def _failure(self) -> GenerationError:
+        reason = self._state.get_error().strip().partition("\n")[0]
+        return GenerationError(
+            f"the constraint could not be followed any further: {reason}; a simpler pattern, with "
+            "fewer repeats inside repeats, may help"
+        )
