@@ -124,7 +124,8 @@ class Calls(States):
         elif thing is not None and _one_of(thing, vars(builtins).values()):
             return self._through_builtin(thing, arguments)
         elif is_program(thing) and isinstance(arguments[0] if arguments else None, StateOf):
-            self._inline(thing, arguments, node)
+            assert isinstance(called, Known), "only what is known is a program"
+            self._inline(called, arguments, node)
         elif any(_is_state(each) for each in arguments):
             return self._foreign(thing, arguments, node)
         else:
@@ -225,9 +226,9 @@ class Calls(States):
         except OptionError:
             return None
 
-    def _inline(self, thing: object, arguments: Arguments, node: ast.Call) -> None:
+    def _inline(self, program: Known, arguments: Arguments, node: ast.Call) -> None:
         """Another program on a state of this one: read one level deep."""
-        state, found = arguments[0], function_of(thing)
+        state, found = arguments[0], function_of(program.thing)
         assert isinstance(state, StateOf), "asked by who calls this"
         assert found is not None, "a program has a function"
         name, there = found.function.__name__, self._node_or_none(found)
@@ -238,7 +239,8 @@ class Calls(States):
             return
         container = Container.around(lambda body: Inline(name, body))
         function = FunctionIn(there, Scope(None, function=found.function))
-        given = arguments if found.owner is None else [Known(found.owner), *arguments]
+        owner = program.owner if found.owner is None else found.owner
+        given = arguments if owner is None else [Known(owner), *arguments]
         self._programs += 1
         with self.stage.within(container, only=state.track):
             self.stage.show(state.track)
@@ -321,7 +323,7 @@ def _member(thing: object, name: str) -> Known | None:
     found = found.__func__ if isinstance(found, staticmethod) else found
     if isinstance(found, FunctionType):
         return Known(found if isinstance(thing, type) else MethodType(found, thing))
-    return Known(found) if is_program(found) else None
+    return Known(found, None if isinstance(thing, type) else thing) if is_program(found) else None
 
 
 def _given(meaning: Meaning | None) -> tuple[Track, ...]:

@@ -75,7 +75,11 @@ class Expressions(ABC):
     def _read_subscript(self, node: ast.Subscript, scope: Scope) -> Meaning | None:
         owner = self.read(node.value, scope)
         self.read(node.slice, scope)
-        return _branch(owner, node.slice) if isinstance(owner, BranchesOf) else _item(owner, node)
+        if not isinstance(owner, BranchesOf):
+            return _item(owner, node)
+        if isinstance(node.slice, ast.Name):
+            self.stage.spread(node.slice.id, owner.track)
+        return _branch(owner, node.slice)
 
     def _read_lambda(self, node: ast.Lambda, scope: Scope) -> FunctionIn:
         return FunctionIn(node, scope)
@@ -151,8 +155,9 @@ class Expressions(ABC):
         self.bind(target, element, scope)
         tracks = tracks_in(element)
         header = f"for {ast.unparse(target)} in {short(iterable)}"
+        names = [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
         home = self.at_home(tracks[0] if tracks else None)
-        with home, self.stage.within(Container.loop(header), never=tracks):
+        with home, self.stage.within(Container.loop(header, names), never=tracks):
             yield
 
     @contextmanager

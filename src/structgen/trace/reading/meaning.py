@@ -45,9 +45,10 @@ class FunctionIn(NamedTuple):
 
 
 class Known(NamedTuple):
-    """An object that exists: a global, or something of a module."""
+    """An object that exists: a global, or something of a module; of an object, its `owner`."""
 
     thing: object
+    owner: object = None
 
 
 class MethodOf(NamedTuple):

@@ -9,9 +9,9 @@ Used   by `reader`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from structgen.trace.steps import Block, Conditional, Fork, Hole, Loop, Opaque, Step, every
 
@@ -22,12 +22,14 @@ class Container:
     """A step that has steps, before they are known.
 
     source   the Python that it is, for when it turns out to hold nothing but Python
+    names    variables that a loop binds
     """
 
-    __slots__ = ("build", "source")
+    __slots__ = ("build", "names", "source")
 
     def __init__(self, build: Build, source: str = "") -> None:
         self.build, self.source = build, source
+        self.names: frozenset[str] = frozenset()
 
     @classmethod
     def around(cls, build: Callable[[tuple[Step, ...]], Step], source: str = "") -> Container:
@@ -35,9 +37,11 @@ class Container:
         return cls(lambda lists: build(lists.get("body", ())), source)
 
     @classmethod
-    def loop(cls, header: str) -> Container:
-        """A loop."""
-        return cls.around(lambda body: Loop(header, body), header)
+    def loop(cls, header: str, names: Iterable[str] = ()) -> Container:
+        """A loop that binds these names."""
+        made = cls.around(lambda body: Loop(header, body), header)
+        made.names = frozenset(names)
+        return made
 
     @classmethod
     def conditional(cls, test: str) -> Container:
@@ -53,17 +57,19 @@ class Container:
         return cls.around(lambda body: Block(header, body), header)
 
 
-class Frame(NamedTuple):
+class Frame:
     """A container that is open.
 
     only    the one track that it concerns, None for all
     never   tracks that it does not concern, with their single branches
     """
 
-    container: Container
-    slot: str = "body"
-    only: Track | None = None
-    never: tuple[Track, ...] = ()
+    __slots__ = ("container", "never", "only", "slot")
+
+    def __init__(
+        self, container: Container, slot: str, only: Track | None, never: Iterable[Track]
+    ) -> None:
+        self.container, self.slot, self.only, self.never = container, slot, only, {*never}
 
     def concerns(self, track: Track) -> bool:
         """Whether it is to be seen on a track."""
@@ -130,6 +136,13 @@ class Stage:
         self._reach(track).append(grown)
         self.laid += 1
         return Track(grown.lists.setdefault("body", []), tuple(self._frames))
+
+    def spread(self, name: str, track: Track) -> None:
+        """The loop that binds `name` goes over the branches of a track: each does its part once."""
+        for frame in reversed(self._frames):
+            if name in frame.container.names:
+                frame.never.add(track.family)
+                return
 
     @contextmanager
     def within(
