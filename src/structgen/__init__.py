@@ -12,7 +12,8 @@
         print((await greet.run(engine, "Ada")).value)
 
 Everything that users import is here. `Engine` is loaded on first use, because it needs torch:
-programs on another backend, types and errors do without.
+programs on another backend, types and errors do without. So are `record` and `trace_plan`, which
+most programs never use.
 """
 
 from __future__ import annotations
@@ -76,10 +77,10 @@ from structgen.request import (
     Usage,
 )
 from structgen.sampling import ModelDefaults, Sampling, Want
-from structgen.trace import record, trace_plan
 
 if TYPE_CHECKING:
     from structgen.engine.engine import Engine
+    from structgen.trace import record, trace_plan
 
 __version__ = "0.1.0"
 __all__ = (
@@ -150,6 +151,11 @@ def __getattr__(name: str) -> object:
         from structgen.engine.engine import Engine
 
         return Engine
+    if name in {"record", "trace_plan"}:
+        from structgen import trace
+
+        found: object = getattr(trace, name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from structgen.errors import OptionError
+from structgen.options import unknown_option
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: dict[str, torch.dtype] = {
@@ -83,7 +84,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise OptionError("chat_template", f"expected a path, got {self.chat_template!r}")
         fraction = self.memory_fraction
         if not isinstance(fraction, int | float) or not 0 < fraction <= 0.9:
-            raise OptionError("memory_fraction", f"must be in (0, 0.9], got {fraction!r}")
+            raise OptionError(
+                "memory_fraction", f"must be above 0 and at most 0.9, got {fraction!r}"
+            )
 
     def _check_counts(self) -> None:
         names = ("slots", "max_running", "chunk_size", "max_context", "threads", "seed")
@@ -102,7 +105,7 @@ def config_from(options: EngineOptions) -> EngineConfig:
     """Check keyword options. Raises `OptionError` for an unknown name or a bad value."""
     known = EngineConfig.__struct_fields__
     if unknown := sorted(set(options) - set(known)):
-        raise OptionError(unknown[0], f"unknown option; the options are {', '.join(known)}")
+        raise unknown_option(unknown[0], known)
     return EngineConfig(**options)
 
 

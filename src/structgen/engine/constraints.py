@@ -23,7 +23,7 @@ from structgen.grammar.matcher import Vocabulary
 from structgen.models.checkpoint import Checkpoint
 from structgen.request import Choice, Constraint, Request
 
-MOST_GRAMMARS = 128  # that are kept for later requests; each takes some hundred kilobytes
+MOST_KEPT = 2_000_000  # size of the grammars that are kept for later requests, about 50 MB
 COMPILING_AT_ONCE = 2  # threads; what is compiled cannot be interrupted
 
 
@@ -38,6 +38,7 @@ class Constraints:
         """`compiling` is called in threads."""
         self._vocabulary, self._compile = vocabulary, compiling
         self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()
+        self._size = 0
         self._under_way: dict[Constraint, _Compiling] = {}
         self._places = asyncio.Semaphore(COMPILING_AT_ONCE)
         self._closed = False
@@ -74,8 +75,7 @@ class Constraints:
     async def close(self) -> None:
         """Wait for what is being compiled: a thread must not outlive the engine."""
         self._closed = True
-        for compiling in list(self._under_way.values()):
-            await outlast(compiling.task)
+        await outlast(asyncio.gather(*(each.task for each in self._under_way.values())))
         self._kept.clear()
 
     async def _run(
@@ -94,10 +94,16 @@ class Constraints:
         finally:
             del self._under_way[constraint]
         if compiling.waiting and not self._closed:
-            self._kept[constraint] = grammar
-            if len(self._kept) > MOST_GRAMMARS:
-                self._kept.popitem(last=False)
+            self._keep(constraint, grammar)
         return grammar
+
+    def _keep(self, constraint: Constraint, grammar: Grammar) -> None:
+        """Keep a grammar for later requests; those that were used longest ago make room."""
+        self._kept[constraint] = grammar
+        self._size += grammar.size
+        while self._size > MOST_KEPT:
+            _, dropped = self._kept.popitem(last=False)
+            self._size -= dropped.size
 
 
 class _Compiling:

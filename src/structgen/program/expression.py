@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypedDict, Unpack
+from typing import Any, NoReturn, TypedDict, Unpack, get_args
 
 import msgspec
 
 from structgen.chat import Role
 from structgen.errors import OptionError, UnsupportedError
-from structgen.options import GenOptions, request_from
+from structgen.options import GenOptions, request_from, unknown_option
 from structgen.output.choices import Method, checked_choices
 from structgen.output.reasoning import FAMILIES
 from structgen.output.types import Form, form_of
 from structgen.sampling import check_range, check_whole
 
+_OF_GEN = ("by", "choices", "n", "pick", "type")  # keywords that are no `CallOptions`
 _UNBOUND = "a constraint binds the whole output, and reasoning has no form; drop one of the two"
 
 
@@ -196,16 +197,15 @@ def select(
     """Choose one of `choices` here when the State is awaited; see `State.select`."""
     if choices is None:
         raise OptionError("choices", "write select('name', choices=['yes', 'no'])")
-    given = {key: value for key, value in options.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if unknown := sorted(set(given) - set(SelectOptions.__annotations__)):
-        known = ", ".join(sorted(SelectOptions.__annotations__))
-        raise OptionError(unknown[0], f"unknown option of select; the options are {known}")
+        raise unknown_option(unknown[0], SelectOptions.__annotations__, "select")
     check_range("temperature", given.get("temperature"), 0.0, 1e6, optional=True)
     check_range("timeout", given.get("timeout"), 0.0, 1e9, open_low=True, optional=True)
     check_whole("seed", given.get("seed"), low=0, high=2**63 - 1, optional=True)
-    by = given.get("by", "token_length_normalized")
-    if by not in Method.__args__:
-        raise OptionError("by", f"expected one of {', '.join(Method.__args__)}, got {by!r}")
+    by, methods = given.get("by", "token_length_normalized"), get_args(Method)
+    if by not in methods:
+        raise OptionError("by", f"expected one of {', '.join(methods)}, got {by!r}")
     if given.get("temperature") and given.get("by", "sum") != "sum":
         raise OptionError(
             "by", "it decides at temperature 0; a draw is made from the exact distribution"
@@ -290,6 +290,8 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
         return _select_from(name, choices, by, {**options, **{k: k for k in refused if refused[k]}})
     if by is not None:
         raise OptionError("by", "it decides between choices; give choices=[...] as well")
+    if unknown := sorted(set(options) - set(CallOptions.__annotations__)):
+        raise unknown_option(unknown[0], [*CallOptions.__annotations__, *_OF_GEN])
     given = dict(options)
     reasoning, timeout = given.pop("reasoning", None), given.pop("timeout", None)
     check_whole("n", n, low=1, optional=True)
@@ -297,7 +299,8 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
     check_range("timeout", timeout, 0.0, 1e9, open_low=True, optional=True)
     if reasoning is not None and reasoning not in FAMILIES:
         raise OptionError("reasoning", f"expected one of {', '.join(FAMILIES)}, got {reasoning!r}")
-    form = None if type_ is str else form_of(type_)
+    described: Any = type_  # whether it is a type is for `form_of` to say
+    form: Form[Any] | None = None if type_ is str else form_of(described)
     constrained = given.get("regex") is not None
     if form is not None and form.constraint is not None and constrained:
         raise OptionError("regex", "type= has a form of its own; give one of the two")
@@ -312,7 +315,6 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
         reasoning=reasoning,
         timeout=timeout,
     )
-
 
 
 def checked_name(name: object) -> str | None:

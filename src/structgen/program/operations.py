@@ -216,9 +216,7 @@ def meta_of(completion: Completion, **more: Any) -> Meta:
 
 
 @contextmanager
-def time_limit(
-    seconds: float | None, action: str, *, since: float | None = None
-) -> Iterator[None]:
+def time_limit(seconds: float | None, action: str, *, since: float | None = None) -> Iterator[None]:
     """Raise `DeadlineError` when the block takes longer, counted from its start or `since`."""
     if seconds is None:
         yield

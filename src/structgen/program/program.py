@@ -23,6 +23,7 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    Literal,
     ParamSpec,
     Protocol,
     Self,
@@ -135,8 +136,8 @@ class Program(Generic[P, R]):
         check_range("seconds", seconds, 0.0, 1e9, open_low=True, optional=True)
         return self._copy(budget=Budget(tokens, seconds))
 
-    def _copy(self, **changes: Any) -> Program[..., R]:
-        fields = {
+    def _copy(self, **changes: Any) -> Program[P, R]:
+        fields: dict[str, Any] = {
             "function": self.function,
             "options": self.options,
             "bound": self.bound,
@@ -197,6 +198,28 @@ class Program(Generic[P, R]):
         """
         return await self._run(backend, args, kwargs)
 
+    @overload
+    async def run_batch(
+        self,
+        backend: Backend,
+        items: Iterable[Any],
+        /,
+        *,
+        concurrency: int = 64,
+        progress: Progress = False,
+        return_exceptions: Literal[False] = False,
+    ) -> list[Result[R]]: ...
+    @overload
+    async def run_batch(
+        self,
+        backend: Backend,
+        items: Iterable[Any],
+        /,
+        *,
+        concurrency: int = 64,
+        progress: Progress = False,
+        return_exceptions: bool,
+    ) -> list[Result[R] | Exception]: ...
     async def run_batch(
         self,
         backend: Backend,
@@ -225,6 +248,26 @@ class Program(Generic[P, R]):
             return_exceptions=return_exceptions,
         )
 
+    @overload
+    def iter_batch(
+        self,
+        backend: Backend,
+        items: Iterable[Any] | AsyncIterable[Any],
+        /,
+        *,
+        concurrency: int = 64,
+        return_exceptions: Literal[False] = False,
+    ) -> BatchResults[Result[R]]: ...
+    @overload
+    def iter_batch(
+        self,
+        backend: Backend,
+        items: Iterable[Any] | AsyncIterable[Any],
+        /,
+        *,
+        concurrency: int = 64,
+        return_exceptions: bool,
+    ) -> BatchResults[Result[R] | Exception]: ...
     def iter_batch(
         self,
         backend: Backend,
@@ -233,7 +276,7 @@ class Program(Generic[P, R]):
         *,
         concurrency: int = 64,
         return_exceptions: bool = False,
-    ) -> BatchResults:
+    ) -> BatchResults[Any]:
         """Run once for each item and read the results, in order, as they come.
 
             async with judge.iter_batch(engine, essays) as results:

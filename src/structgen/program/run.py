@@ -30,7 +30,7 @@ from structgen.errors import (
     UnsupportedError,
 )
 from structgen.events import LISTENERS, Event, Listener
-from structgen.options import request_from
+from structgen.options import in_words, request_from
 from structgen.request import Prompt, Request, Usage
 
 T = TypeVar("T")
@@ -167,7 +167,7 @@ class Run:
             kind = type(request.constraint).__struct_config__.tag
             if kind not in able.constraints:
                 raise ConstraintError(
-                    f"this backend cannot enforce {request.constraint!r:.200}; it can enforce "
+                    f"this backend cannot enforce {in_words(request.constraint)}; it can enforce "
                     f"{', '.join(sorted(able.constraints)) or 'no constraints'}"
                 )
         if request.sampling.stop_regex and not able.stop_regex:
