@@ -13,6 +13,7 @@ long as it may under `ignore_eos`. What a backend says does not matter to these 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -29,6 +30,7 @@ from structgen.request import (
     Prompt,
     Request,
     Text,
+    Tokens,
     join_deltas,
     prompt_text,
 )
@@ -66,6 +68,18 @@ class BackendConformance:
     async def backend(self, make_backend: MakeBackend) -> AsyncIterator[Backend]:
         async with make_backend() as backend:
             yield backend
+
+    @pytest.fixture
+    def scorer(self, backend: Backend) -> Backend:
+        if not backend.capabilities.score:
+            pytest.skip("this backend cannot score")
+        return backend
+
+    @pytest.fixture
+    def encoding(self, backend: Backend) -> Backend:
+        if not backend.capabilities.tokens:
+            pytest.skip("this backend has no tokens")
+        return backend
 
     # ------------------------------------------------------------ deltas
 
@@ -124,6 +138,12 @@ class BackendConformance:
         assert usage.completion_tokens == 5
         assert 0 < usage.prompt_tokens < longer.prompt_tokens
         assert 0 <= usage.cached_tokens <= usage.prompt_tokens
+
+    async def test_the_end_tells_how_long_a_request_waited(self, backend: Backend) -> None:
+        started = time.perf_counter()
+        finish = (await completion_of(backend, request())).finish
+
+        assert 0 <= finish.waited <= time.perf_counter() - started
 
     @pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (3, 7)])
     async def test_a_stop_string_ends_the_output_before_it(
@@ -290,27 +310,78 @@ class BackendConformance:
         assert isinstance(refused, PromptError)
         assert [getattr(each, "text", each) for each in (first, second)] == [alone, alone]
 
-    # ------------------------------------------------------------ scores, scopes, priming
+    # ------------------------------------------------------------ scores, ids, scopes, priming
 
-    @pytest.mark.parametrize("continuations", [[" 9"], [" 9", " nine", " a much longer one"], []])
+    @pytest.mark.parametrize("continuations", [[" 9"], [" 9", " nine", " a much longer one"]])
     async def test_scores_are_in_order_and_one_logprob_a_token(
-        self, backend: Backend, continuations: Sequence[str]
+        self, scorer: Backend, continuations: Sequence[str]
     ) -> None:
-        if not backend.capabilities.score:
-            pytest.skip("this backend cannot score")
-
-        scores = await backend.score(PROMPT, continuations)
+        scores = await scorer.score(PROMPT, continuations)
 
         assert [score.text for score in scores] == continuations
         assert all(len(score.tokens) == len(score.logprobs) > 0 for score in scores)
         assert all(score.total <= 0 for score in scores)
 
-    async def test_scoring_needs_a_prompt(self, backend: Backend) -> None:
-        if not backend.capabilities.score:
+    async def test_scores_of_the_same_text_are_the_same(self, scorer: Backend) -> None:
+        first, other, second = await scorer.score(PROMPT, [" 9", " nine", " 9"])
+
+        assert first == second
+        assert other.text == " nine"
+
+    async def test_scores_count_the_prompt_once(self, scorer: Backend) -> None:
+        usage = (await scorer.score(PROMPT, [" 9", " nine", " a much longer one"])).usage
+
+        assert usage.prompt_tokens == (await completion_of(scorer, request())).usage.prompt_tokens
+        assert 0 <= usage.cached_tokens < usage.prompt_tokens
+        assert usage.completion_tokens == 0
+
+    async def test_without_a_prompt_nothing_but_bos_tells_of_the_first_token(
+        self, scorer: Backend
+    ) -> None:
+        scores = await scorer.score((), [" 9, 10", " nine"])
+
+        bos = scores.usage.prompt_tokens
+        assert bos in {0, 1}
+        for score in scores:
+            assert len(score.tokens) == len(score.logprobs)
+            assert (score.logprobs[0] == 0) == (not bos)
+            assert all(logprob < 0 for logprob in score.logprobs[1:])
+
+    async def test_an_empty_continuation_is_refused(self, scorer: Backend) -> None:
+        with pytest.raises(PromptError, match="empty"):
+            await scorer.score(PROMPT, [" 9", ""])
+
+    async def test_no_continuations_at_all_are_refused(self, scorer: Backend) -> None:
+        with pytest.raises(OptionError, match=r"continuations: .*empty list"):
+            await scorer.score(PROMPT, [])
+        with pytest.raises(OptionError, match=r"continuations: .*write \[text\]"):
+            await scorer.score(PROMPT, " 9")
+
+    async def test_a_prompt_encoded_is_as_long_as_it_counts(self, encoding: Backend) -> None:
+        ids = await encoding.encode(PROMPT)
+
+        assert isinstance(ids, tuple)
+        assert len(ids) == (await completion_of(encoding, request())).usage.prompt_tokens
+
+    async def test_a_prompt_sent_as_its_ids_is_the_same_prompt(self, encoding: Backend) -> None:
+        ids = await encoding.encode(PROMPT)
+        tokens = Tokens(ids, prompt_text(PROMPT), encoding.capabilities.tokenizer)
+
+        assert await encoding.encode((tokens,)) == ids
+        as_ids = await completion_of(encoding, request((tokens,)))
+        assert as_ids.tokens == (await completion_of(encoding, request())).tokens
+
+    async def test_a_continuation_is_encoded_as_a_part_of_its_own(self, encoding: Backend) -> None:
+        if not encoding.capabilities.score:
             pytest.skip("this backend cannot score")
 
-        with pytest.raises(PromptError):
-            await backend.score((), [" 9"])
+        (score,) = await encoding.score(PROMPT, [" nine"])
+
+        whole = await encoding.encode((*PROMPT, Text(" nine")))
+        assert whole == await encoding.encode(PROMPT) + score.tokens
+
+    async def test_an_empty_prompt_has_no_ids(self, encoding: Backend) -> None:
+        assert await encoding.encode(()) == ()
 
     async def test_priming_counts_the_prompt(self, backend: Backend) -> None:
         usage = await backend.prime(PROMPT)

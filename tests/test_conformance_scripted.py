@@ -169,6 +169,20 @@ class TestScores:
 
         assert (score.total, score.logprobs) == (-6.0, (-3.0, -3.0))
 
+    async def test_after_an_empty_prompt_leave_out_the_first_token(self) -> None:
+        backend = ScriptedBackend(score=lambda *_: -6.0)
+
+        scores = await backend.score((), ["xyz", "x"])
+
+        assert [score.logprobs for score in scores] == [(0.0, -3.0, -3.0), (0.0,)]
+
+    async def test_keep_to_the_context(self) -> None:
+        backend = ScriptedBackend(max_context=5)
+
+        assert await backend.score((Text("abc"),), ["xy"])
+        with pytest.raises(PromptError, match="have 6 tokens, and the context 5"):
+            await backend.score((Text("abc"),), ["xyz"])
+
 
 class TestTheTokenizer:
     @given(text=st.text(), size=st.integers(1, 4))

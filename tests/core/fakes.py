@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -18,11 +18,14 @@ from torch import Tensor
 
 from structgen.core.batch import Batch, Picked
 from structgen.core.core import Core, Failure, Outcome
-from structgen.core.sequence import Job
+from structgen.core.promise import PromisedText
+from structgen.core.sequence import Candidates, Job
 from structgen.core.text import TextStream
 from structgen.errors import StructgenError
+from structgen.grammar.compiler import Grammar, compile_constraint
+from structgen.grammar.matcher import Mask, Vocabulary
 from structgen.kernels.attention import PADDING_SLOT, Layout
-from structgen.request import Delta, Finish, Lineage, Namespace, Request, Tokens
+from structgen.request import Delta, Finish, Lineage, Namespace, Regex, Request, Tokens
 from structgen.sampling import Sampling, Want
 
 VOCABULARY = 5
@@ -87,13 +90,15 @@ class TagMemory:
         *,
         poisoned: Collection[int] = (),
         broken: Collection[int] = (),
+        mask: Mask | None = None,
     ) -> Picked:
         """Run a step. Of the sequences in `poisoned` keys and values come out not finite, of
         those in `broken` only the logits.
         """
         tags_t = self._write(batch, roots, poisoned)
         owner_t = np.repeat(np.arange(len(roots)), np.diff(batch.layout.query_start_b1)).tolist()
-        return self._pick(batch, tags_t, [owner_t[row] in broken for row in batch.logit_rows_r])
+        broken_r = [owner_t[row] in broken for row in batch.logit_rows_r]
+        return self._pick(batch, tags_t, broken_r, mask)
 
     def lose(self, batch: Batch) -> None:
         """Do what a step that raises may have done: leave rubbish in the slots it writes."""
@@ -120,12 +125,22 @@ class TagMemory:
             tags_t[row] = tag
         return tags_t
 
-    def _pick(self, batch: Batch, tags_t: list[int], broken: list[bool]) -> Picked:
+    def _pick(
+        self, batch: Batch, tags_t: list[int], broken: list[bool], mask: Mask | None
+    ) -> Picked:
         rows = batch.rows
         banned = {edit.row: set(edit.banned_ids.tolist()) for edit in rows.edits}
+        for row in np.flatnonzero(rows.mask_row_r >= 0).tolist():
+            assert mask is not None
+            assert len(mask) == batch.masks
+            word = int(mask[rows.mask_row_r[row], 0])
+            banned.setdefault(row, set()).update(
+                token for token in range(VOCABULARY) if not word >> token & 1
+            )
         tokens: list[int] = []
         logprobs: list[float] = []
         top: list[tuple[tuple[int, float], ...]] = []
+        further: dict[int, tuple[float, ...]] = {}
         for number, row in enumerate(batch.logit_rows_r.tolist()):
             tag, target = tags_t[row], int(rows.target_r[number])
             drawn = next_token(tag, banned.get(number, ())) if target < 0 else target
@@ -134,11 +149,16 @@ class TagMemory:
             logprobs.append(logprob(tag, tokens[-1]))
             likeliest = range(max(0, int(rows.logprobs_r[number])))
             top.append(tuple((token, logprob(tag, token)) for token in likeliest))
+            if number in rows.further:
+                assert target >= 0, "a row that draws has no targets"
+                others = rows.further[number].tolist()
+                further[number] = tuple(logprob(tag, token) for token in others)
         return Picked(
             np.array(tokens, np.int64),
             np.array(logprobs, np.float32),
             tuple(top),
             np.array(broken, np.bool_),
+            further,
         )
 
 
@@ -190,9 +210,10 @@ class FakeComputer:
             raise error
         return torch.empty(len(batch.logit_rows_r), 0)
 
-    def pick(self, logits_rv: Tensor, batch: Batch) -> Picked:
+    def pick(self, logits_rv: Tensor, batch: Batch, mask: Mask | None = None) -> Picked:
         assert len(logits_rv) == len(batch.logit_rows_r)
-        return self.memory.compute(batch, [root_tag(PLAIN)] * len(batch.layout.context_b))
+        roots = [root_tag(PLAIN)] * len(batch.layout.context_b)
+        return self.memory.compute(batch, roots, mask=mask)
 
 
 def job(
@@ -203,18 +224,26 @@ def job(
     end_ids: Collection[int] = (),
     samples: bool = True,
     want: Want = NOTHING_ELSE,
+    candidates: Candidates | None = None,
+    pattern: str = "",
     namespace: Namespace = PLAIN,
     priority: int = 0,
     scope: int = 0,
     **sampling: object,
 ) -> Job:
-    """A job for the core, as the engine would make it. `sampling`: more fields of `Sampling`."""
+    """A job for the core, as the engine would make it. `sampling`: more fields of `Sampling`.
+
+    pattern   a regular expression for the whole output; "" for none
+    """
     options = Sampling(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]  # as given
+    grammar = grammar_of(pattern) if pattern and samples else None
+    kind = partial(PromisedText, grammar) if grammar else TextStream
     return Job(
         id=number,
         request=Request(
             prompt=(Tokens(tuple(prompt), ""),),
             sampling=options,
+            constraint=Regex(pattern) if grammar else None,
             want=want,
             namespace=namespace,
             lineage=Lineage(scope=scope),
@@ -224,8 +253,21 @@ def job(
         seed=0,
         prompt=np.array(prompt, np.int64),
         end_ids=frozenset(end_ids),
-        text=TextStream(TABLE, options.stop) if samples else None,
+        text=kind(TABLE, options.stop, ()) if samples else None,
+        candidates=candidates,
+        matcher=grammar.matcher() if grammar else None,
     )
+
+
+@cache
+def grammar_of(pattern: str) -> Grammar:
+    """The grammar of a regular expression over the tokens a to e."""
+    return compile_constraint(Regex(pattern), Vocabulary(TABLE, (), VOCABULARY))
+
+
+def candidates_from(first: int, *each: Sequence[int]) -> Candidates:
+    """Candidates at the positions from `first` on."""
+    return Candidates(first, tuple(np.array(ids, np.int64) for ids in each))
 
 
 class Bench:
@@ -270,6 +312,7 @@ class Bench:
             [root_tag(piece.sequence.request.namespace) for piece in slices],
             poisoned={ids.index(request) for request in poisoned},
             broken={ids.index(request) for request in broken},
+            mask=self.core.mask(self.batch),
         )
         return self._keep(self.core.commit(self.batch, picked))
 

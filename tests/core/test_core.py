@@ -14,6 +14,7 @@ from tests.core.fakes import (
     TABLE,
     VOCABULARY,
     Bench,
+    candidates_from,
     job,
     logprob,
     next_token,
@@ -244,6 +245,150 @@ class TestLogProbabilities:
         assert [e.logprob for e in entries] == [
             logprob(tag, token) for tag, token in zip(tags, outputs(PROMPT, 3), strict=False)
         ]
+
+
+class TestCandidates:
+    EACH = ([1], [4, 0, 2], [0, 3])
+
+    def submit(self, bench: Bench, prompt: list[int] = PROMPT) -> int:
+        """Score candidates for the last tokens of a prompt, and for the one behind it."""
+        wanted = candidates_from(len(prompt) - 2, *self.EACH)
+        return bench.submit(prompt, samples=False, candidates=wanted)
+
+    def entries(self, bench: Bench, request: int) -> list[tuple[int, float | None]]:
+        found = [e for delta in deltas(bench, request) for e in delta.prompt_logprobs]
+        return [(entry.token, entry.logprob) for entry in found]
+
+    def expected(self, prompt: list[int] = PROMPT) -> list[tuple[int, float | None]]:
+        tags = path_tags(PLAIN, prompt)[-3:]
+        return [
+            (token, logprob(tag, token))
+            for tag, ids in zip(tags, self.EACH, strict=True)
+            for token in ids
+        ]
+
+    @pytest.mark.parametrize("chunk_size", [1, 2, 3, 16])
+    @pytest.mark.parametrize("radix", [True, False])
+    @pytest.mark.parametrize("warm", [False, True])
+    def test_get_their_log_probabilities_in_order(
+        self, chunk_size: int, radix: bool, warm: bool
+    ) -> None:
+        bench = Bench(chunk_size=chunk_size, radix=radix)
+        if warm:
+            bench.submit(PROMPT)
+            bench.run()
+        one = self.submit(bench)
+        bench.run()
+
+        assert self.entries(bench, one) == self.expected()
+        assert finish(bench, one).reason == "length"
+
+    def test_cost_one_row_a_position_however_many_they_are(self) -> None:
+        bench = Bench()
+        self.submit(bench)
+
+        assert len(bench.plan().logit_rows_r) == len(self.EACH)
+
+    def test_of_a_warm_prompt_run_only_the_rows_that_tell_of_them(self) -> None:
+        bench = Bench()
+        bench.submit(PROMPT)
+        bench.run()
+        one = self.submit(bench)
+        batch = bench.plan()
+
+        assert bench.planned() == [(one, 2, 3)]
+        assert batch.layout.slots_t.tolist() == [0, 0, 0]
+
+    def test_are_found_by_the_side_of_requests_that_sample(self) -> None:
+        bench = Bench()
+        one, two = bench.submit(PROMPT, max_tokens=3), self.submit(bench)
+        three = bench.submit([4, *PROMPT], max_tokens=3)
+        bench.run()
+
+        assert self.entries(bench, two) == self.expected()
+        assert bench.tokens(one) == outputs(PROMPT, 3)
+        assert bench.tokens(three) == outputs([4, *PROMPT], 3)
+
+    def test_survive_a_retraction(self) -> None:
+        prompt = [*PROMPT, *PROMPT]
+        bench = Bench(slots=16, chunk_size=1)
+        bench.core.schedule._expected = 0.0
+        first = bench.submit([4], max_tokens=15)
+        one = self.submit(bench, prompt)
+        bench.run()
+
+        assert bench.core.schedule.counters.retractions > 0
+        assert self.entries(bench, one) == self.expected(prompt)
+        assert bench.tokens(first) == outputs([4], 15)
+
+    def test_that_are_not_finite_fail_their_job(self) -> None:
+        bench = Bench()
+        one, two = self.submit(bench), bench.submit([4, *PROMPT])
+        bench.plan()
+        bench.land(broken={one})
+
+        assert isinstance(bench.end(one), NumericalError)
+        assert bench.tokens(two) == outputs([4, *PROMPT], 1)
+
+    def test_that_are_finite_prove_the_values_they_come_from(self) -> None:
+        bench = Bench()
+        self.submit(bench)
+        bench.run()
+        one = bench.submit([*PROMPT, 3, 3])
+        bench.plan()
+        bench.land(poisoned={one})
+
+        assert cached_length(bench, [*PROMPT, 3, 3]) == len(PROMPT)
+
+    def test_of_an_aborted_job_bring_no_word(self) -> None:
+        bench = Bench()
+        one = self.submit(bench)
+        bench.plan()
+        bench.core.abort(one)
+
+        assert bench.land() == []
+        assert not bench.core.has_work
+
+    @pytest.mark.parametrize(
+        ("first", "each", "message"),
+        [
+            (0, [[1]] * 6, "a token before each"),
+            (6, [], "a token before each"),
+            (4, [[1]], "left out"),
+            (5, [[]], "without candidates"),
+        ],
+    )
+    def test_must_fit_their_prompt(self, first: int, each: list[list[int]], message: str) -> None:
+        with pytest.raises(AssertionError, match=message):
+            Bench().submit(PROMPT, samples=False, candidates=candidates_from(first, *each))
+
+
+class TestAdmission:
+    def test_is_told_once_of_each_request(self) -> None:
+        bench = Bench(chunk_size=4, max_running=2)
+        one, two, three = (bench.submit([*PROMPT, last], max_tokens=2) for last in (0, 1, 2))
+        told = []
+        while bench.core.has_work:
+            bench.plan()
+            told.append(bench.core.admitted)
+            bench.land()
+
+        assert [each for each in told if each] == [(one,), (two,), (three,)]
+        assert told[0] == (one,)
+
+    def test_is_not_told_again_after_a_retraction(self) -> None:
+        bench = Bench(slots=20, chunk_size=24)
+        bench.core.schedule._expected = 0.0
+        for first in range(2):
+            bench.submit([first, 0, 1, 2], max_tokens=16)
+        told: list[int] = []
+        while bench.core.has_work:
+            bench.plan()
+            told += bench.core.admitted
+            bench.land()
+
+        assert bench.core.schedule.counters.retractions > 0
+        assert told == [1, 2]
 
 
 class TestUsage:

@@ -1,8 +1,9 @@
 """Anything may happen to a core, in any order, and these hold after each single thing.
 
-The machine submits, plans, commits, aborts, opens and closes scopes, flushes, lets forwards raise
-and logits break, on pools of 8 to 64 slots. Planning and committing are separate rules, so the
-others happen in between as well. The computer is a `TagMemory`: it knows what each slot must hold.
+The machine submits (to sample, to prime, to score), plans, commits, aborts, opens and closes
+scopes, flushes, lets forwards raise and logits break, on pools of 8 to 64 slots. Planning and
+committing are separate rules, so the others happen in between as well. The computer is a
+`TagMemory`: it knows what each slot must hold.
 
 Pool      every slot is free, in limbo, in the tree or one request's own, and only one of these;
           no slot of the step in flight is free.
@@ -17,14 +18,18 @@ Progress  work means that a step can be planned; who is aborted is gone by the n
           ends; idle means that every slot is free or can be evicted, and all maps are empty.
 
 Of the usual list for such engines these have no place here: page alignment (a page is one token),
-the grammar's state, splicing, and forced tokens (there are none yet).
+splicing, and forced tokens (there are none yet). The grammar's state is checked by what comes out:
+the model of ten lines asks `re` what may come next.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -44,12 +49,13 @@ from structgen.core.core import Core, Failure, Outcome
 from structgen.core.sequence import Job
 from structgen.core.sequence import Sequence as Running
 from structgen.errors import NumericalError, PromptError, StepFailedError
-from structgen.request import Delta, Namespace, TokenLogprob
+from structgen.request import Delta, Namespace, Regex, TokenLogprob
 from structgen.sampling import Want
 from tests.core.fakes import (
     POISON,
     TABLE,
     TagMemory,
+    candidates_from,
     job,
     layout_faults,
     logprob,
@@ -61,6 +67,10 @@ from tests.core.invariants import check, check_writes, path_nodes
 
 NAMESPACES = (Namespace(), Namespace(tenant="other"))
 STEM = (0, 1, 0, 0, 1, 1, 2, 0, 1, 0, 2, 2, 0, 1)
+# Regular expressions for whole outputs; what they match can be completed within LOOKAHEAD tokens.
+PATTERNS = ("a*b?c", "[a-e]{2,4}", "(?:ab|b)+e?", "(?:e|ad).*?e", "(?:c.{2})*", "a|ab|abcde")
+LOOKAHEAD = 4
+LETTERS = "abcde"
 EXAMPLES = int(os.environ.get("STRUCTGEN_MACHINE_EXAMPLES", "0"))
 
 
@@ -77,9 +87,11 @@ class Wish:
     stop_ids: tuple[int, ...]
     priority: int
     start: int | None
+    ahead: list[list[int]]
     samples: bool
     logprobs: bool
     scope: int
+    pattern: str
 
 
 WISHES = st.builds(
@@ -93,9 +105,11 @@ WISHES = st.builds(
     stop_ids=st.sampled_from([(), (4,), (3, 4), (0, 1, 2, 3, 4)]),
     priority=st.sampled_from([0, 0, 0, 1, -1]),
     start=st.none() | st.integers(0, 20),
+    ahead=st.just([]) | st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), max_size=6),
     samples=st.sampled_from([True, True, True, False]),
     logprobs=st.booleans(),
     scope=st.integers(0, 3),
+    pattern=st.sampled_from(["", "", *PATTERNS]),
 )
 
 
@@ -118,35 +132,87 @@ def expected_of(job: Job) -> Expected:
     namespace, start = job.request.namespace, job.request.want.prompt_logprobs
     result = Expected([], "", "length", None, 0, [], [])
     tags = [root_tag(namespace), *path_tags(namespace, path)]
+    if job.candidates is not None:
+        for position, ids in enumerate(job.candidates.each, start=job.candidates.first):
+            found = [TokenLogprob(token, logprob(tags[position], token)) for token in ids.tolist()]
+            result.prompt_logprobs += found
     if start is not None:
         for index in range(start, len(path)):
             entry = _entry(tags[index], path[index], want) if index else TokenLogprob(path[0], None)
             result.prompt_logprobs.append(entry)
-    stop_ids = set(sampling.stop_token_ids)
     while job.text is not None and result.sampled < (sampling.max_tokens or 0):
         tag = path_tags(namespace, path)[-1]
-        banned = stop_ids if result.sampled < sampling.min_tokens else ()
-        token = next_token(tag, banned)
+        token, ends = _drawn(job, tag, result)
         if token is None:
             result.broken = True
             break
         result.sampled += 1
         path.append(token)
-        if token in stop_ids:
+        if ends:
             result.reason, result.matched = "stop", token
             break
         result.tokens.append(token)
         result.text += TABLE[token].decode()
         if want.logprobs:
             result.logprobs.append(_entry(tag, token, want))
-        found = [stop for stop in sampling.stop if result.text.endswith(stop)]
-        if found and result.sampled >= sampling.min_tokens:
-            cut = len(result.text) - len(max(found, key=len))
-            result.reason, result.matched = "stop", max(found, key=len)
-            result.tokens, result.text = result.tokens[:cut], result.text[:cut]
-            result.logprobs = result.logprobs[:cut]
+        if _is_cut(job, result):
             break
     return result
+
+
+def _pattern(job: Job) -> str:
+    constraint = job.request.constraint
+    return constraint.pattern if isinstance(constraint, Regex) else ""
+
+
+def _drawn(job: Job, tag: int, so_far: Expected) -> tuple[int | None, bool]:
+    """The next token, and whether it ends the output."""
+    pattern, stop_ids = _pattern(job), set(job.sampling.stop_token_ids)
+    enough = so_far.sampled >= job.sampling.min_tokens
+    if not pattern:
+        token = next_token(tag, set() if enough else stop_ids)
+        return token, token in stop_ids
+    illegal = {t for t in range(5) if not begins(pattern, so_far.text + LETTERS[t])}
+    # Stop tokens are for where the output is complete; elsewhere they are text.
+    may_end = matches(pattern, so_far.text) and (enough or len(illegal) == 5)
+    ends = stop_ids if may_end else set()
+    token = next_token(tag, illegal - ends)
+    return token, token in ends
+
+
+def _is_cut(job: Job, result: Expected) -> bool:
+    """Whether the output ends after its last token; what a stop cuts off is taken away."""
+    pattern, sampling = _pattern(job), job.sampling
+    found = [stop for stop in sampling.stop if result.text.endswith(stop)]
+    if found and result.sampled >= sampling.min_tokens:
+        stop = max(found, key=len)
+        cut = len(result.text) - len(stop)
+        if not pattern or matches(pattern, result.text[:cut]):
+            result.reason, result.matched = "stop", stop
+            result.tokens, result.text = result.tokens[:cut], result.text[:cut]
+            result.logprobs = result.logprobs[:cut]
+            return True
+    if not pattern or not matches(pattern, result.text):
+        return False
+    if any(begins(pattern, result.text + letter) for letter in LETTERS):
+        return False
+    result.reason = "stop"
+    return True
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a text is what a constraint asks for: a match, and no longer one than needed."""
+    whole = re.fullmatch(pattern, text) is not None
+    if "*?" not in pattern:
+        return whole
+    return whole and not any(re.fullmatch(pattern, text[:n]) for n in range(len(text)))
+
+
+@cache
+def begins(pattern: str, text: str) -> bool:
+    """Whether some text that matches begins so."""
+    endings = ("".join(e) for n in range(LOOKAHEAD + 1) for e in product(LETTERS, repeat=n))
+    return any(matches(pattern, text + ending) for ending in endings)
 
 
 def _entry(tag: int, token: int, want: Want) -> TokenLogprob:
@@ -162,6 +228,7 @@ class Ask:
     sequence: Running
     expected: Expected
     deltas: list[Delta] = field(default_factory=list)
+    started: bool = False
     end: str = ""
 
     @property
@@ -246,10 +313,15 @@ class CoreMachine(RuleBasedStateMachine):
         assert (self.batch is not None) == had_work  # L1
         if self.batch is None:
             return
+        self.mask = self.core.mask(self.batch)
         assert layout_faults(self.batch) == []
         assert len(self.batch.tokens_t) % self.bucket == 0
         slices = self.core._in_flight or []
         assert len({piece.sequence.id for piece in slices}) == len(slices) > 0
+        asks = [self.asks[piece.sequence.id] for piece in slices]
+        assert set(self.core.admitted) == {ask.job.id for ask in asks if not ask.started}
+        for ask in asks:
+            ask.started = True
         written = self.batch.layout.slots_t[self.batch.layout.slots_t > 0].tolist()
         check_writes(self.core, set(written))
         self.snapshot = list(self.memory.tags)
@@ -399,22 +471,26 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _submit(self, wish: Wish, prompt: list[int]) -> None:
         self.numbers += 1
+        want = Want(
+            logprobs=wish.logprobs, top_logprobs=2 * wish.logprobs, prompt_logprobs=wish.start
+        )
+        ahead = wish.ahead[: len(prompt)]
         new = job(
             self.numbers,
             prompt,
             max_tokens=wish.max_tokens,
-            samples=wish.samples,
-            want=Want(
-                logprobs=wish.logprobs, top_logprobs=2 * wish.logprobs, prompt_logprobs=wish.start
-            ),
+            samples=wish.samples and not ahead,
+            want=Want() if ahead else want,
+            candidates=candidates_from(len(prompt) + 1 - len(ahead), *ahead) if ahead else None,
             namespace=NAMESPACES[wish.namespace],
             priority=wish.priority,
             scope=wish.scope,
+            pattern=wish.pattern,
             min_tokens=min(wish.min_tokens, wish.max_tokens),
             stop=wish.stop,
             stop_token_ids=wish.stop_ids,
         )
-        needed = len(prompt) + wish.max_tokens * wish.samples
+        needed = len(prompt) + wish.max_tokens * (new.text is not None)
         if not prompt or needed > self.core.pool.total:
             with pytest.raises(PromptError, match=str(needed) if prompt else "empty"):
                 self.core.submit(new)
@@ -432,6 +508,7 @@ class CoreMachine(RuleBasedStateMachine):
             [root_tag(piece.sequence.request.namespace) for piece in slices],
             poisoned=poisoned,
             broken=broken,
+            mask=self.mask,
         )
         for piece, context in zip(slices, self.batch.layout.context_b, strict=True):
             ids = piece.sequence.ids[: len(context)].tolist()

@@ -8,7 +8,7 @@ import pytest
 from structgen.errors import PromptError
 from structgen.request import Finish, Namespace
 from structgen.sampling import Want
-from tests.core.fakes import PLAIN, Bench
+from tests.core.fakes import PLAIN, Bench, candidates_from
 
 
 def tokens(count: int, first: int = 0) -> list[int]:
@@ -86,6 +86,20 @@ class TestRequestsThatShareAnUncachedPrefix:
         bench.plan()
 
         assert bench.planned() == [(one, 0, 7), (two, 6, 1), (three, 6, 1)]
+
+    def test_score_each_token_of_it_once(self) -> None:
+        bench = Bench(chunk_size=32)
+        prefix = tokens(6)
+        one = bench.submit(
+            [*prefix, 0, 1], samples=False, candidates=candidates_from(6, [0, 1], [1], [2])
+        )
+        two = bench.submit([*prefix, 1], samples=False, candidates=candidates_from(7, [3]))
+        three = bench.submit([*prefix, 0, 2], samples=False, candidates=candidates_from(8, [3]))
+
+        batch = bench.plan()
+
+        assert bench.planned() == [(one, 0, 8), (two, 6, 1), (three, 7, 1)]
+        assert len(batch.logit_rows_r) == 3 + 1 + 1
 
     def test_find_the_right_values_there(self) -> None:
         bench, alone = Bench(), Bench(radix=False)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -182,6 +183,7 @@ USES: dict[str, Callable[[Engine], Awaitable[Any]]] = {
     ).__aenter__(),
     "stream": lambda engine: engine.stream(PROMPT).__aenter__(),
     "score": lambda engine: engine.score(PROMPT, ["."]),
+    "encode": lambda engine: engine.encode(PROMPT),
     "prime": lambda engine: engine.prime(PROMPT),
     "scope": lambda engine: engine.scope(PROMPT).__aenter__(),
 }
@@ -614,65 +616,59 @@ class TestWhatThisEngineCannotDo:
                 assert (await read(engine, request)).tokens
 
 
-class TestScores:
-    @pytest.mark.parametrize("radix", [True, False])
-    async def test_are_the_prompt_logprobs_of_the_whole(
-        self, tiny_model: Path, radix: bool
-    ) -> None:
-        endings = [" jumps", " over the lazy dog", "."]
-        async with new_engine(tiny_model, radix=radix) as engine:
-            scores = await engine.score(PROMPT, endings)
-            wholes = [
-                await engine.generate(PROMPT + ending, max_tokens=1, prompt_logprobs=len(PROMPT))
-                for ending in endings
-            ]
-
-        for score, whole in zip(scores, wholes, strict=True):
-            entries = [entry.logprob for entry in whole.prompt_logprobs]
-            assert list(score.logprobs) == pytest.approx(entries, abs=1e-4)
-            assert score.tokens == tuple(entry.token for entry in whole.prompt_logprobs)
-
-    async def test_compute_a_long_prompt_once(self, tiny_model: Path) -> None:
-        prompt = PROMPT * 10
+class TestEncoding:
+    async def test_gives_the_ids_that_are_sent(self, tiny_model: Path) -> None:
+        messages = [Message("user", "hello")]
         async with new_engine(tiny_model) as engine:
-            await engine.score(prompt, ["a", "b", "c", "d"])
+            for prompt in (PROMPT, messages, [1, 2, 3]):
+                ids = await engine.encode(prompt)
+                done = await engine.generate(prompt, max_tokens=1, prompt_logprobs=0)
 
-            # The prompt once, and per ending its token and the one before it for the logits.
-            assert engine.statistics().prefilled_tokens <= len(prompt) + 2 * 4
+                assert ids == tuple(entry.token for entry in done.prompt_logprobs)
 
-    @pytest.mark.parametrize(
-        ("continuations", "error", "message"),
-        [
-            (["fine", "x" * 600], PromptError, "619, more than the context of 512"),
-            (["fine", ""], PromptError, "at least one token each"),
-            ("a string", OptionError, r"write \[text\]"),
-        ],
-        ids=["too long", "empty", "a string"],
-    )
-    async def test_refuse_by_an_error_of_their_own(
-        self,
-        tiny_model: Path,
-        continuations: Any,
-        error: type[StructgenError],
-        message: str,
-    ) -> None:
+    async def test_of_a_long_text_is_done_elsewhere(self, long_model: Path) -> None:
+        async with new_engine(long_model) as engine:
+            here = engine._encoder._fresh
+            threads = set()
+
+            def fresh(stretch: Any) -> Any:
+                threads.add(threading.current_thread())
+                return here(stretch)
+
+            engine._encoder._fresh = fresh  # type: ignore[method-assign]  # to see where it runs
+            ids = await engine.encode("x" * 100_000)
+            scores = await engine.score("a", ["x" * 100_000])
+
+        assert len(ids) == len(scores[0].tokens) == 100_000
+        assert threading.main_thread() not in threads
+
+    async def test_refuses_what_no_request_may_send(self, tiny_model: Path) -> None:
         async with new_engine(tiny_model) as engine:
-            with pytest.raises(error, match=message):
-                await engine.score(PROMPT, continuations)
-            await until(lambda: is_idle(engine))
+            with pytest.raises(PromptError, match="not in the vocabulary"):
+                await engine.encode([5, 100_000])
+            with pytest.raises(PromptError, match="more than the context of 512"):
+                await engine.encode("x" * 100_000)
 
-            assert (await engine.score(PROMPT, ["fine"]))[0].text == "fine"
 
-    async def test_are_abandoned_with_their_task(self, tiny_model: Path) -> None:
-        async with new_engine(tiny_model, chunk_size=1) as engine:
-            task = asyncio.ensure_future(engine.score(PROMPT * 20, ["a", "b"]))
-            await until(lambda: engine.statistics().steps > 2)
-            task.cancel()
-            await asyncio.wait([task])
-            await until(lambda: is_idle(engine))
+class TestWaiting:
+    async def test_is_told_at_the_end_and_ends_with_the_first_step(self, tiny_model: Path) -> None:
+        async with new_engine(tiny_model, max_running=1) as engine:
+            started = time.perf_counter()
+            first, second, third = await asyncio.gather(
+                *(engine.generate(PROMPT, max_tokens=30, ignore_eos=True) for _ in range(3))
+            )
+            took = time.perf_counter() - started
 
-            assert engine.statistics().requests_aborted == 2
-            assert engine._mailboxes == {}
+        waits = [done.finish.waited for done in (first, second, third)]
+        assert 0 < waits[0] < waits[1] < waits[2] < took
+
+    async def test_of_a_request_that_was_left_is_forgotten(self, tiny_model: Path) -> None:
+        async with new_engine(tiny_model) as engine:
+            await engine.generate(PROMPT, max_tokens=2)
+            async with engine.stream(PROMPT, **ENDLESS) as deltas:
+                await anext(deltas)
+
+            assert engine._waits._waited == {}
 
 
 class TestPriming:

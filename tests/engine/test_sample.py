@@ -620,6 +620,20 @@ class TestLogprobs:
         assert picked.logprobs_r[0] == -np.inf
         assert not picked.broken_r[0]
 
+    def test_of_further_targets_stand_beside_their_row(self) -> None:
+        x = random_logits(4, 150, 30)
+        x[7, 3] = np.nan
+        x[8, 5] = -INFINITY
+        rows = rows_of(*(Row(target=row % 30 if row % 3 else -1) for row in range(150)))
+        further = {row: np.array([5, 1, 5][: 1 + row % 3]) for row in range(150) if row % 3}
+        picked = pick(tensor(*x), msgspec.structs.replace(rows, further=further))
+        logprob = torch.log_softmax(tensor(*x), -1).numpy()
+
+        assert picked.further.keys() == further.keys() - {7}
+        for row, found in picked.further.items():
+            assert found == pytest.approx(logprob[row, further[row]].tolist(), abs=1e-6)
+        assert picked.further[8][0] == -math.inf
+
     def test_of_more_rows_than_are_scored_at_once(self) -> None:
         logits = random_logits(17, 150, 40)
         targets = np.random.default_rng(3).integers(0, 40, 150)

@@ -307,7 +307,7 @@ class TestPartsThatWereSent:
 
         await run(body, backend)
 
-        ids = [backend.encode(request.prompt) for request in backend.requests]
+        ids = [backend.ids_of(request.prompt) for request in backend.requests]
         assert all(later[: len(sooner)] == sooner for sooner, later in itertools.pairwise(ids))
 
     async def test_are_reported_lost_when_the_template_changes_them(self) -> None:

@@ -13,11 +13,14 @@ import msgspec
 
 from structgen.backend import Backend, Capabilities
 from structgen.chat import Chat
-from structgen.request import Delta, Finish, Lineage, Namespace, Prompt, Request, Score, Usage
+from structgen.request import Delta, Finish, Lineage, Namespace, Prompt, Request, Scores, Usage
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished request: where in the program it was made, and its cost."""
+    """One finished request: where in the program it was made, and its cost.
+
+    A call that scored continuations ended by "stop": nothing cut it off.
+    """
 
     lineage: Lineage
     finish: Finish
@@ -71,11 +74,19 @@ class Ledger:
         *,
         lineage: Lineage = Lineage(),
         namespace: Namespace = Namespace(),
-    ) -> list[Score]:
-        """Pass on."""
-        return await self._backend.score(
+    ) -> Scores:
+        """Pass on, and note what it cost."""
+        number = self._open()
+        scores = await self._backend.score(
             prompt, continuations, lineage=lineage, namespace=namespace
         )
+        finish = Finish(reason="stop", usage=scores.usage)
+        self._calls[number] = Call(lineage=lineage, finish=finish)
+        return scores
+
+    async def encode(self, prompt: Prompt, /) -> tuple[int, ...]:
+        """Pass on."""
+        return await self._backend.encode(prompt)
 
     async def prime(
         self, prompt: Prompt, /, *, lineage: Lineage = Lineage(), namespace: Namespace = Namespace()
@@ -91,8 +102,7 @@ class Ledger:
 
     def watch(self, lineage: Lineage, deltas: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
         """The same deltas, noted as they pass."""
-        self._calls.append(None)
-        return _Noted(self, len(self._calls) - 1, lineage, deltas)
+        return _Noted(self, self._open(), lineage, deltas)
 
     def note(self, number: int, lineage: Lineage, delta: Delta) -> None:
         """Take down one delta of the call of that number."""
@@ -100,6 +110,11 @@ class Ledger:
             self.first_token = self.seconds
         if delta.finish is not None:
             self._calls[number] = Call(lineage=lineage, finish=delta.finish)
+
+    def _open(self) -> int:
+        """The number of a call that starts now."""
+        self._calls.append(None)
+        return len(self._calls) - 1
 
 
 class _Noted:

@@ -1,7 +1,7 @@
 """One step's work as flat, frozen arrays: what crosses to the worker and what comes back.
 
-Holds  the logit rows of a slice stand together: first those that score prompt tokens, by position,
-       then the one that draws a token (if the slice reaches the last known token).
+Holds  the logit rows of a slice stand together: first those that score tokens, by position, then
+       the one that draws a token (if the slice reaches the last known token of who samples).
 Used   by `core`, which assembles a batch a step; by `runner` and `sample` on the worker.
 
 Shape legend as in `kernels/attention.py`; R counts logit rows. A sequence may have several rows
@@ -59,6 +59,7 @@ class SamplingRows(msgspec.Struct, frozen=True):
     logprobs_r      i32; -1: no log-probability wanted, k >= 0: wanted, with the k likeliest
     mask_row_r      i32; row of the grammar mask that binds this row, -1 for none
     edits           sparse changes to the logits, by ascending row
+    further         by row with a target, i64: more tokens whose log-probability is to be reported
     """
 
     target_r: NDArray[np.int64]
@@ -71,6 +72,7 @@ class SamplingRows(msgspec.Struct, frozen=True):
     logprobs_r: NDArray[np.int32]
     mask_row_r: NDArray[np.int32]
     edits: tuple[LogitEdit, ...] = ()
+    further: dict[int, NDArray[np.int64]] = {}
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -81,6 +83,7 @@ class Batch(msgspec.Struct, frozen=True):
     layout          slots, positions and contexts for attention
     logit_rows_r    i64[R]; which of the T rows need logits
     rows            what to do with each of them
+    masks           how many rows of a grammar mask they are bound to
     """
 
     step: int
@@ -88,6 +91,7 @@ class Batch(msgspec.Struct, frozen=True):
     layout: Layout
     logit_rows_r: NDArray[np.int64]
     rows: SamplingRows
+    masks: int = 0
 
 
 class Picked(msgspec.Struct, frozen=True):
@@ -98,22 +102,24 @@ class Picked(msgspec.Struct, frozen=True):
                  (before edits, mask and temperature); NaN where not wanted
     top          by row: the likeliest (token, log-probability) pairs, best first, k of them
     broken_r     bool[R]; the row's logits were not finite, nothing in it may be used
+    further      by row, where it has further targets and is not broken: their log-probabilities
     """
 
     tokens_r: NDArray[np.int64]
     logprobs_r: NDArray[np.float32]
     top: tuple[tuple[tuple[int, float], ...], ...]
     broken_r: NDArray[np.bool_]
+    further: dict[int, tuple[float, ...]] = {}
 
 
 def scored_positions(piece: Slice) -> range:
-    """Prompt positions whose log-probability the logits of this slice give.
+    """Positions whose log-probabilities the logits of this slice give.
 
-    The logits of row t score the token at t + 1.
+    The logits of row t score the tokens at t + 1.
     """
     sequence = piece.sequence
     first = max(sequence.logprob_next, piece.start + 1)
-    return range(first, min(piece.start + piece.count + 1, sequence.prompt_length))
+    return range(first, min(piece.start + piece.count + 1, sequence.logprob_stop))
 
 
 def assemble(step: int, slices: list[Slice], padded_rows: Callable[[int], int]) -> Batch:
@@ -136,7 +142,8 @@ def assemble(step: int, slices: list[Slice], padded_rows: Callable[[int], int]) 
         context.append(sequence.slots[:stop].copy())
     rows, sampling = _rows(slices, starts)
     layout = Layout(starts, tuple(context), slots, positions)
-    return Batch(step, tokens, layout, rows, sampling)
+    masks = int(sampling.mask_row_r.max(initial=-1)) + 1
+    return Batch(step, tokens, layout, rows, sampling, masks)
 
 
 def _rows(slices: list[Slice], starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], SamplingRows]:
@@ -144,16 +151,23 @@ def _rows(slices: list[Slice], starts: NDArray[np.int64]) -> tuple[NDArray[np.in
     targets: list[int] = []
     numbers: list[tuple[float, int, float, float, int, int, int]] = []
     edits: list[LogitEdit] = []
+    further: dict[int, NDArray[np.int64]] = {}
+    masks: dict[int, int] = {}
     for piece, at in zip(slices, starts[:-1].tolist(), strict=True):
         sequence, stop = piece.sequence, piece.start + piece.count
         want = sequence.request.want
         for position in scored_positions(piece):
+            wanted = sequence.wanted_at(position)
+            if len(wanted) > 1:
+                further[len(rows)] = wanted[1:]
             rows.append(at + position - 1 - piece.start)
-            targets.append(int(sequence.ids[position]))
+            targets.append(int(wanted[0]))
             numbers.append((0.0, 0, 1.0, 0.0, 0, position, want.top_logprobs))
         if sequence.samples and stop == sequence.known:
             if edit := _edit(sequence, len(rows)):
                 edits.append(edit)
+            if sequence.matcher is not None:
+                masks[len(rows)] = len(masks)
             rows.append(at + piece.count - 1)
             targets.append(-1)
             numbers.append(_numbers(sequence))
@@ -167,8 +181,9 @@ def _rows(slices: list[Slice], starts: NDArray[np.int64]) -> tuple[NDArray[np.in
         seed_r=np.array(columns[4], np.int64),
         position_r=np.array(columns[5], np.int64),
         logprobs_r=np.array(columns[6], np.int32),
-        mask_row_r=np.full(len(rows), -1, np.int32),
+        mask_row_r=np.array([masks.get(row, -1) for row in range(len(rows))], np.int32),
         edits=tuple(edits),
+        further=further,
     )
 
 
@@ -190,7 +205,9 @@ def _edit(sequence: Sequence, row: int) -> LogitEdit | None:
     sampling = sequence.sampling
     repetition = sampling.repetition_penalty or 1.0
     counting = sampling.frequency_penalty or sampling.presence_penalty
-    banned = sequence.stop_ids if sequence.output_length < sampling.min_tokens else ()
+    # Where there is a mask, it says where the output may end.
+    free = sequence.matcher is None and not sequence.enough
+    banned = sequence.stop_ids if free else ()
     if repetition == 1.0 and not counting and not sampling.logit_bias and not banned:
         return None
     counts = sequence.counts if counting else {}

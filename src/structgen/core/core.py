@@ -2,12 +2,13 @@
 
     submit(job), abort(id)      at any time
     plan() -> Batch | None      when no step is in flight; None if there is no work
+    mask(batch)                 while the step runs, if rows of the batch are bound to a mask
     commit(batch, picked)       the step has run: returns what it means for each request
     fail(batch, error)          the step has raised: its requests fail, everybody else goes on
 
 Owns   all sequences, and through `Schedule` the radix trees and the pool.
 Holds  between `plan` and `commit` nothing that the step may read is freed or handed out again.
-Used   by `engine` (submit, abort, scopes) and `loop` (plan, commit, fail), on one thread.
+Used   by `engine` (submit, abort, scopes) and `loop` (plan, mask, commit, fail), on one thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import msgspec
+import numpy as np
 
 from structgen.core.batch import Batch, Picked, assemble, scored_positions
 from structgen.core.pool import Pool
@@ -22,6 +24,7 @@ from structgen.core.radix import Ids
 from structgen.core.schedule import Schedule, Slice
 from structgen.core.sequence import Job, Sequence, Status
 from structgen.errors import NumericalError, PromptError, StepFailedError, StructgenError
+from structgen.grammar.matcher import Mask
 from structgen.request import Delta, Finish, FinishReason, Namespace, TokenLogprob
 
 
@@ -80,6 +83,11 @@ class Core:
     def in_flight(self) -> bool:
         """Whether a batch has been planned and neither committed nor failed."""
         return self._in_flight is not None
+
+    @property
+    def admitted(self) -> tuple[int, ...]:
+        """Requests of which the last step that was planned is the first to compute something."""
+        return tuple(self.schedule.admitted)
 
     # ------------------------------------------------------------ requests
 
@@ -144,6 +152,25 @@ class Core:
         self.pool.launch()
         return assemble(self.totals.steps, slices, self._padded_rows)
 
+    def mask(self, batch: Batch) -> Mask | None:
+        """Masks of the tokens that the step in flight draws, for `Batch.masks` rows; once a step.
+
+        A matcher that fails gets a row that allows nothing, so that its request fails alone.
+        """
+        assert self._in_flight is not None, "no step is in flight"
+        assert batch.step == self.totals.steps, "this is not the step in flight"
+        bound = [
+            (piece.sequence, piece.sequence.matcher)
+            for piece in self._in_flight
+            if piece.sequence.matcher is not None and samples(piece)
+        ]
+        if not bound:
+            return None
+        masks = np.zeros((len(bound), bound[0][1].words), np.int32)
+        for row, (sequence, _) in zip(masks, bound, strict=True):
+            sequence.bind(row)
+        return masks
+
     def commit(self, batch: Batch, picked: Picked) -> list[Outcome]:
         """Take in the outcome of the step in flight."""
         slices = self._land(batch)
@@ -160,7 +187,7 @@ class Core:
                 outcomes.append(self._break(sequence))
             else:
                 sequence.computed = piece.start + piece.count
-                if samples(piece) and sequence.node is not None:
+                if _tells_of_its_end(piece) and sequence.node is not None:
                     self.schedule.radix.prove(sequence.node)
                 outcomes.extend(self._advance(piece, picked, rows))
         self.schedule.radix.land()
@@ -194,20 +221,21 @@ class Core:
         return slices
 
     def _break(self, sequence: Sequence) -> Failure:
+        """End a request whose logits gave no token: they are broken, or nothing is allowed."""
         self.totals.failed += 1
         self._release(sequence, trusted=False)
-        error = NumericalError(
+        error = sequence.fault or NumericalError(
             f"the logits at position {sequence.known - 1} are NaN or infinite, or no token is "
             "allowed there; a wider dtype (float32) or fewer bans may help"
         )
         return Failure(sequence.id, error)
 
-    def _advance(self, piece: Slice, picked: Picked, rows: range) -> Iterator[Delta]:
+    def _advance(self, piece: Slice, picked: Picked, rows: range) -> Iterator[Outcome]:
         sequence = piece.sequence
         scored = scored_positions(piece)
         for row, position in zip(rows, scored, strict=False):
-            token = int(sequence.ids[position])
-            sequence.prompt_logprobs.append(_entry(token, row, picked))
+            wanted = sequence.wanted_at(position).tolist()
+            sequence.add_logprobs(_entries(wanted, row, picked))
         if sequence.computed < sequence.known:
             return
         if not sequence.samples:
@@ -215,7 +243,7 @@ class Core:
         else:
             yield from self._take_token(sequence, picked, rows[-1])
 
-    def _take_token(self, sequence: Sequence, picked: Picked, row: int) -> Iterator[Delta]:
+    def _take_token(self, sequence: Sequence, picked: Picked, row: int) -> Iterator[Outcome]:
         text = sequence.job.text
         assert text is not None
         token = int(picked.tokens_r[row])
@@ -224,17 +252,18 @@ class Core:
         self.totals.generated_tokens += 1
         want = sequence.request.want
         entry = _entry(token, row, picked) if want.logprobs or want.top_logprobs else None
-        enough = sequence.output_length >= sequence.sampling.min_tokens
         reason: FinishReason | None = None
         matched: str | int | None = None
-        if token in sequence.stop_ids:
+        if token in sequence.stop_ids and sequence.may_end:
             reason, matched = "stop", token
             piece = text.flush()
+        elif not sequence.follow(token):
+            yield self._break(sequence)
+            return
         else:
             sequence.hold(token, entry)
-            piece = text.push(token, allow_stop=enough)
-            if piece.stop is None and sequence.known == sequence.max_length:
-                reason = "length"
+            piece = text.push(token, allow_stop=sequence.enough)
+            if piece.stop is None and (reason := sequence.ending) is not None:
                 piece = text.flush(piece)
         if piece.stop is not None:
             reason, matched = "stop", piece.stop
@@ -282,5 +311,20 @@ def samples(piece: Slice) -> bool:
     return sequence.samples and piece.start + piece.count == sequence.known
 
 
+def _tells_of_its_end(piece: Slice) -> bool:
+    """Whether there are logits of the last known token, and this slice computes them."""
+    sequence = piece.sequence
+    tells = sequence.samples or sequence.job.candidates is not None
+    return tells and piece.start + piece.count == sequence.known
+
+
 def _entry(token: int, row: int, picked: Picked) -> TokenLogprob:
     return TokenLogprob(token, float(picked.logprobs_r[row]), picked.top[row])
+
+
+def _entries(wanted: list[int], row: int, picked: Picked) -> list[TokenLogprob]:
+    first = _entry(wanted[0], row, picked)
+    if len(wanted) == 1:
+        return [first]
+    others = zip(wanted[1:], picked.further[row], strict=True)
+    return [first, *(TokenLogprob(token, logprob) for token, logprob in others)]

@@ -73,6 +73,7 @@ class Schedule:
         self.counters = Counters()
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.admitted: list[int] = []  # by the last plan, for the first time
         self.scopes: dict[int, Scope] = {}
         self._cached = radix
         self._chunk_size = chunk_size
@@ -87,6 +88,7 @@ class Schedule:
     def plan(self) -> list[Slice]:
         """Choose the slices of the next step; empty only if there is no work."""
         slices: list[Slice] = []
+        self.admitted.clear()
         budget = self._chunk_size
         for sequence in list(self.running):
             if sequence.status is not Status.RUNNING:
@@ -193,6 +195,7 @@ class Schedule:
         self.counters.prefilled_tokens += count
         if not sequence.counted:
             sequence.counted = True
+            self.admitted.append(sequence.id)
             self.counters.prompt_tokens += sequence.prompt_length
             self.counters.cached_tokens += sequence.cached
         fresh = self._publish(sequence, start + count) if self._cached else start

@@ -18,7 +18,9 @@ import numpy as np
 from structgen.core.pool import Slots
 from structgen.core.radix import Ids, Node
 from structgen.core.text import TextStream
-from structgen.request import Request, TokenLogprob, Usage
+from structgen.errors import StructgenError
+from structgen.grammar.matcher import Mask, Matcher, allow
+from structgen.request import FinishReason, Request, TokenLogprob, Usage
 from structgen.sampling import Sampling
 
 
@@ -30,12 +32,29 @@ class Status(enum.Enum):
     FINISHED = enum.auto()
 
 
+class Candidates(msgspec.Struct, frozen=True):
+    """Tokens whose log-probabilities are wanted at positions of a prompt, whatever stands there.
+
+    first   the first such position; the logits of the token before it tell, so it is at least 1
+    each    token ids for each position from there to the one behind the last token of the prompt,
+            at least one at each
+    """
+
+    first: int
+    each: tuple[Ids, ...]
+
+
 class Job(msgspec.Struct, frozen=True):
     """What the core is given: a request whose prompt has been encoded.
 
     `sampling` has no `None` left (but the seed, for which `seed` stands). `end_ids` are the
     model's own end tokens. `text` turns output ids to text; None for a job that samples nothing
     (priming and scoring), which ends when its last prompt token has been computed.
+
+    `matcher` follows the constraint on the output, and is this job's alone.
+
+    `candidates` are for such a job, in place of `want.prompt_logprobs`: its last delta has one
+    entry of prompt log-probabilities for each of them, position by position.
     """
 
     id: int
@@ -45,6 +64,8 @@ class Job(msgspec.Struct, frozen=True):
     prompt: Ids
     end_ids: frozenset[int]
     text: TextStream | None
+    candidates: Candidates | None = None
+    matcher: Matcher | None = None
 
 
 class Sequence:
@@ -74,14 +95,19 @@ class Sequence:
         self.counted = False  # stands in the schedule's counters
         self.resumed = False  # was retracted: its later cache hits are its own work
         self.prompt_logprobs: list[TokenLogprob] = []
+        self._first_scored, self.logprob_stop = _scored(job)
+        self._scored = 0
         if job.request.want.prompt_logprobs == 0:
-            self.prompt_logprobs.append(TokenLogprob(int(job.prompt[0]), None))
+            self.add_logprobs([TokenLogprob(int(job.prompt[0]), None)])
         self.counts: Counter[int] = Counter()
         self._held: deque[tuple[int, TokenLogprob | None]] = deque()
         self._let_go = 0
         self.stop_ids = frozenset(job.sampling.stop_token_ids)
         if not job.sampling.ignore_eos:
             self.stop_ids |= job.end_ids
+        self.matcher = job.matcher
+        self.may_end = True  # a stop token that is drawn next ends the output
+        self.fault: StructgenError | None = None  # what kept the next mask from being made
 
     @property
     def output_length(self) -> int:
@@ -100,9 +126,20 @@ class Sequence:
 
     @property
     def logprob_next(self) -> int:
-        """Next prompt index whose log-probability is to be found; the prompt's length for none."""
-        start = self.request.want.prompt_logprobs
-        return self.prompt_length if start is None else start + len(self.prompt_logprobs)
+        """Next position whose log-probabilities are to be found; `logprob_stop` or more: none."""
+        return self._first_scored + self._scored
+
+    def wanted_at(self, position: int) -> Ids:
+        """The tokens whose log-probabilities are wanted at a position that is scored."""
+        candidates = self.job.candidates
+        if candidates is None:
+            return self.ids[position : position + 1]
+        return candidates.each[position - candidates.first]
+
+    def add_logprobs(self, entries: list[TokenLogprob]) -> None:
+        """What was found at the position `logprob_next`."""
+        self.prompt_logprobs += entries
+        self._scored += 1
 
     @property
     def match_limit(self) -> int:
@@ -112,7 +149,7 @@ class Sequence:
         log-probability in the logits of token i - 1, which must then run too.
         """
         limit = self.known - 1
-        if self.output_length == 0 and self.logprob_next < self.prompt_length:
+        if self.output_length == 0 and self.logprob_next < self.logprob_stop:
             limit = min(limit, max(self.logprob_next - 1, 0))
         return limit
 
@@ -124,6 +161,45 @@ class Sequence:
             cached_tokens=self.cached,
             completion_tokens=self.output_length,
         )
+
+    @property
+    def enough(self) -> bool:
+        """Whether `min_tokens` have been sampled."""
+        return self.output_length >= self.sampling.min_tokens
+
+    def bind(self, row: Mask) -> None:
+        """Write the mask of the token to be drawn next; only for a sequence with a matcher.
+
+        Stop tokens are allowed where the output is complete and has `min_tokens`, or where nothing
+        else is left; elsewhere those with a text are text, and the model's own are not allowed.
+        """
+        assert self.matcher is not None
+        try:
+            self.matcher.fill(row)
+            self.may_end = self.matcher.complete and (self.enough or not row.any())
+        except StructgenError as error:
+            self.fault = error
+            row[:] = 0
+            return
+        if self.may_end:
+            allow(row, self.stop_ids)
+
+    def follow(self, token: int) -> bool:
+        """Tell the matcher which token was drawn; False if it cannot go on, and why is `fault`."""
+        if self.matcher is not None:
+            try:
+                self.matcher.accept(token)
+            except StructgenError as error:
+                self.fault = error
+                return False
+        return True
+
+    @property
+    def ending(self) -> FinishReason | None:
+        """Why the output ends with the last token, if it was no stop; None if it goes on."""
+        if self.matcher is not None and self.matcher.finished:
+            return "stop"
+        return "length" if self.known == self.max_length else None
 
     def append(self, token: int) -> None:
         """Add a sampled token."""
@@ -145,3 +221,17 @@ class Sequence:
     def own_slots(self) -> Slots:
         """The slots that belong to this sequence alone."""
         return self.slots[self.shared : self.allocated]
+
+
+def _scored(job: Job) -> tuple[int, int]:
+    """The positions that a job has scored: the first, and the one behind the last."""
+    length, start = len(job.prompt), job.request.want.prompt_logprobs
+    candidates = job.candidates
+    if candidates is None:
+        return length if start is None else start, length
+    assert job.text is None, "candidates are for jobs that sample nothing"
+    assert start is None, "a job scores its prompt or candidates"
+    assert 1 <= candidates.first <= length, "there is a token before each candidate"
+    assert len(candidates.each) == length + 1 - candidates.first, "a position is left out"
+    assert all(ids.size for ids in candidates.each), "a position is without candidates"
+    return candidates.first, length + 1

@@ -9,33 +9,34 @@ Used   by programs (as a `Backend`), by applications (embedded), by the server.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 import anyio.to_thread
-import msgspec
-import numpy as np
 import torch
 
 from structgen.backend import Capabilities
 from structgen.chat import Chat
 from structgen.core.core import Core, Failure, Outcome
+from structgen.core.promise import PromisedText
 from structgen.core.radix import Ids
-from structgen.core.sequence import Job
+from structgen.core.sequence import Candidates, Job
 from structgen.core.text import TextStream
 from structgen.engine.config import EngineOptions, config_from
+from structgen.engine.constraints import Constraints, check
 from structgen.engine.encode import Encoder, PromptLike, parts_from
 from structgen.engine.loading import Loaded, load
-from structgen.engine.loop import Loop, outlast
+from structgen.engine.loop import Loop, Waits, outlast
 from structgen.engine.observe import LagMeter, Statistics, snapshot
+from structgen.engine.score import score, texts_from
 from structgen.engine.stream import DeltaStream, Mailbox
 from structgen.errors import (
-    ConstraintError,
     DeadlineError,
     EngineClosedError,
     EngineDiedError,
@@ -44,6 +45,8 @@ from structgen.errors import (
     PromptError,
     UnsupportedError,
 )
+from structgen.grammar.automaton import is_slow
+from structgen.grammar.compiler import KINDS, Grammar
 from structgen.models.linear import padded_rows
 from structgen.options import GenOptions, request_from
 from structgen.request import (
@@ -52,11 +55,11 @@ from structgen.request import (
     Namespace,
     Prompt,
     Request,
-    Score,
+    Scores,
     Usage,
     join_deltas,
 )
-from structgen.sampling import ModelDefaults, Want
+from structgen.sampling import ModelDefaults
 
 # Of all stop strings of a request. What finds them is built in 1 ms per 1,000 characters, in a
 # thread from there on, and takes 400 bytes a character.
@@ -89,6 +92,7 @@ class Engine:
         self._mailboxes: dict[int, Mailbox] = {}
         self._numbers = itertools.count(1)
         self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._waits = Waits()
         self._scopes = itertools.count(1)
         self._lag = LagMeter()
         self._tasks: list[asyncio.Task[None]] = []
@@ -111,6 +115,7 @@ class Engine:
         self._loaded = loaded
         self._event_loop = asyncio.get_running_loop()
         self._encoder = Encoder(loaded.checkpoint.tokenizer)
+        self._constraints = Constraints(loaded.vocabulary)
         self._core = Core(
             loaded.slots,
             chunk_size=self.config.chunk_size,
@@ -122,6 +127,7 @@ class Engine:
             self._core,
             loaded.runner,
             self._deliver,
+            waits=self._waits,
             threads=self.config.threads or torch.get_num_threads(),
             worker=self.config.worker,
         )
@@ -141,10 +147,12 @@ class Engine:
         self._open = False
         drive, meter = self._tasks
         meter.cancel()
+        closing = asyncio.ensure_future(self._constraints.close())
         try:
             await self._loop.stop(drive)
             await outlast(meter)
         finally:
+            await outlast(closing)
             self._fail_all(EngineClosedError("the engine was closed while this request ran"))
             # Whoever keeps the engine, or a stream of it, must not keep the weights.
             self._loaded = None
@@ -175,6 +183,9 @@ class Engine:
             tokenizer=loaded.checkpoint.tokenizer.fingerprint,
             logprobs=True,
             score=True,
+            primes=True,
+            stop_regex=True,
+            constraints=KINDS,
             max_context=loaded.max_context,
         )
 
@@ -245,37 +256,22 @@ class Engine:
         *,
         lineage: Lineage = Lineage(),
         namespace: Namespace = Namespace(),
-    ) -> list[Score]:
-        """Exact log-probabilities of each continuation after the prompt, token by token.
+    ) -> Scores:
+        """Exact log-probabilities of each continuation after the prompt; see `Backend.score`.
 
-        A continuation is encoded by itself and follows the prompt's last token; the prompt is
-        computed once for all of them. Raises `PromptError` for an empty one.
+        The prompt, and what continuations have in common, is computed once. What does not fit
+        the context or the pool is refused before any work.
         """
-        if isinstance(continuations, str):
-            raise OptionError("continuations", "expected a list of strings; write [text] for one")
-        plain = Request(prompt=self._prompt(prompt), lineage=lineage, namespace=namespace)
-        before = await self._encode(plain)
-        request = msgspec.structs.replace(plain, want=Want(prompt_logprobs=before.size))
-        endings = [self._encoder.continuation(text) for text in continuations]
-        if not before.size or not all(ids.size for ids in endings):
-            raise PromptError("score needs a prompt and continuations of at least one token each")
-        async with AsyncExitStack() as stack:
-            # All are submitted before one is read, so that they run together.
-            streams = [
-                await stack.enter_async_context(self._read(request, np.concatenate([before, ids])))
-                for ids in endings
-            ]
-            found = [await _joined(stream) for stream in streams]
-        return [
-            Score(
-                text=text,
-                tokens=tuple(ids.tolist()),
-                logprobs=tuple(
-                    entry.logprob for entry in each.prompt_logprobs if entry.logprob is not None
-                ),
-            )
-            for text, ids, each in zip(continuations, endings, found, strict=True)
-        ]
+        texts = texts_from(continuations)
+        request = Request(prompt=self._prompt(prompt), lineage=lineage, namespace=namespace)
+        before = await self._encode(request)
+        read = functools.partial(self._read, request)
+        return await score(before, texts, self._encoder, self._ready(), read)
+
+    async def encode(self, prompt: PromptLike, /) -> tuple[int, ...]:
+        """The token ids that a prompt is sent as. Errors as in `generate`."""
+        ids = await self._encode(Request(prompt=self._prompt(prompt)))
+        return tuple(ids.tolist())
 
     async def prime(
         self,
@@ -311,9 +307,11 @@ class Engine:
 
     def _stream(self, request: Request) -> DeltaStream:
         async def submit(mailbox: Mailbox) -> int:
+            self._check(request)
+            grammar = await self._constraints.grammar(request)
+            text = await self._text_stream(request, grammar)
             ids = await self._encode(request)
-            text = await self._text_stream(request)
-            return self._submit(request, ids, mailbox, text)
+            return self._submit(request, ids, mailbox, text, grammar=grammar)
 
         return DeltaStream(submit, self._abandon, self._abandon_from_anywhere)
 
@@ -321,15 +319,26 @@ class Engine:
         async with self._stream(request) as deltas:
             return await _joined(deltas, self._ready().checkpoint.tokenizer.fingerprint)
 
-    def _read(self, request: Request, ids: Ids) -> DeltaStream:
+    def _read(
+        self, request: Request, ids: Ids, candidates: Candidates | None = None
+    ) -> DeltaStream:
         """The stream of a request that samples nothing."""
 
         async def submit(mailbox: Mailbox) -> int:
-            return self._submit(request, ids, mailbox, None)
+            return self._submit(request, ids, mailbox, None, candidates)
 
         return DeltaStream(submit, self._abandon, self._abandon_from_anywhere)
 
-    def _submit(self, request: Request, ids: Ids, mailbox: Mailbox, text: TextStream | None) -> int:
+    def _submit(
+        self,
+        request: Request,
+        ids: Ids,
+        mailbox: Mailbox,
+        text: TextStream | None,
+        candidates: Candidates | None = None,
+        *,
+        grammar: Grammar | None = None,
+    ) -> int:
         """Hand a request to the core; `text` is None if it samples nothing."""
         loaded = self._ready()  # it may have been closed while a long prompt was encoded
         number = next(self._numbers)
@@ -342,6 +351,8 @@ class Engine:
             prompt=ids,
             end_ids=frozenset(loaded.checkpoint.defaults.end_ids),
             text=text,
+            candidates=candidates,
+            matcher=None if grammar is None else grammar.matcher(),
         )
         total = len(ids) + (sampling.max_tokens or 0) * (text is not None)
         if total > loaded.max_context:
@@ -351,6 +362,7 @@ class Engine:
             )
         self._core.submit(job)
         self._mailboxes[number] = mailbox
+        self._waits.arrive(number)
         if request.deadline is not None:
             self._timers[number] = self._event_loop.call_later(
                 request.deadline, self._expire, number, request.deadline
@@ -365,11 +377,7 @@ class Engine:
             raise EngineError(
                 "this engine was opened on another event loop; await it there, or open one here"
             )
-        if request.constraint is not None:
-            raise ConstraintError(
-                f"{request.constraint!r} cannot be enforced: this version of the engine decodes "
-                "without constraints; leave it out and check the text yourself"
-            )
+        check(request)
         if request.model not in {"", self.model, loaded.checkpoint.name}:
             raise UnsupportedError(f"this engine runs {self.model!r}, not {request.model!r}")
         if request.namespace.adapter or request.namespace.spliced:
@@ -396,11 +404,14 @@ class Engine:
             return self._encoder.encode(parts, found)
         return self._encoder.encode(parts)
 
-    async def _text_stream(self, request: Request) -> TextStream:
-        table, stops = self._ready().checkpoint.tokenizer.token_bytes, request.sampling.stop
-        if sum(map(len, stops)) > SLOW_STOP_CHARACTERS:
-            return await anyio.to_thread.run_sync(TextStream, table, stops)
-        return TextStream(table, stops)
+    async def _text_stream(self, request: Request, grammar: Grammar | None) -> TextStream:
+        """What cuts the output; made before any other work, since it refuses patterns."""
+        table, sampling = self._ready().checkpoint.tokenizer.token_bytes, request.sampling
+        kind = TextStream if grammar is None else functools.partial(PromisedText, grammar)
+        stream = functools.partial(kind, table, sampling.stop, sampling.stop_regex)
+        if sum(map(len, sampling.stop)) > SLOW_STOP_CHARACTERS or is_slow(sampling.stop_regex):
+            return await anyio.to_thread.run_sync(stream)
+        return stream()
 
     def _prompt(self, prompt: PromptLike) -> Prompt:
         return parts_from(prompt, self._ready().checkpoint.chat)
@@ -419,6 +430,7 @@ class Engine:
 
     def _abandon(self, request: int) -> None:
         self._mailboxes.pop(request, None)
+        self._waits.forget(request)
         if timer := self._timers.pop(request, None):
             timer.cancel()
         self._core.abort(request)

@@ -8,17 +8,20 @@ Used   by `engine`, which starts and ends it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
+import msgspec
 import torch
 from torch import Tensor
 
 from structgen.core.batch import Batch, Picked
 from structgen.core.core import Core, Failure, Outcome
+from structgen.grammar.matcher import Mask
 
 
 class Computer(Protocol):
@@ -28,9 +31,43 @@ class Computer(Protocol):
         """Logits of the batch's logit rows."""
         ...
 
-    def pick(self, logits_rv: Tensor, batch: Batch) -> Picked:
-        """Tokens from logits."""
+    def pick(self, logits_rv: Tensor, batch: Batch, mask: Mask | None = None) -> Picked:
+        """Tokens from logits; `mask` is there if rows of the batch are bound to one."""
         ...
+
+
+class Waits:
+    """How long requests waited for the first step that computed something of them."""
+
+    def __init__(self) -> None:
+        # The seconds that it waited; until then, minus the time at which it came.
+        self._waited: dict[int, float] = {}
+
+    def arrive(self, request: int) -> None:
+        """A request was submitted."""
+        self._waited[request] = -time.perf_counter()
+
+    def start(self, requests: Iterable[int]) -> None:
+        """A step is about to compute the first of these requests."""
+        now = time.perf_counter()
+        for request in requests:
+            if request in self._waited:  # if not, it was abandoned a moment ago
+                self._waited[request] += now
+
+    def stamp(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes of a step; those that end a request say how long it waited."""
+        return [self._stamped(outcome) for outcome in outcomes]
+
+    def forget(self, request: int) -> None:
+        """A request was left."""
+        self._waited.pop(request, None)
+
+    def _stamped(self, outcome: Outcome) -> Outcome:
+        if isinstance(outcome, Failure) or outcome.finish is None:
+            return outcome
+        waited = self._waited.get(outcome.request, 0.0)
+        finish = msgspec.structs.replace(outcome.finish, waited=waited)
+        return msgspec.structs.replace(outcome, finish=finish)
 
 
 class Loop:
@@ -48,9 +85,14 @@ class Loop:
         *,
         threads: int,
         worker: bool,
+        waits: Waits | None = None,
     ) -> None:
-        """`deliver` is called on the event loop after each step, with that step's outcomes."""
+        """`deliver` is called on the event loop after each step, with that step's outcomes.
+
+        waits   of the requests whose arrival was noted there, the loop notes the first steps
+        """
         self._core, self._computer, self._deliver = core, computer, deliver
+        self._waits = waits or Waits()
         self._work = asyncio.Event()
         self._stopping = False
         self._worker = None
@@ -80,8 +122,9 @@ class Loop:
             batch = self._core.plan()
             if batch is None:
                 continue
+            self._waits.start(self._core.admitted)
             outcomes = await self._step(batch)
-            self._deliver(outcomes)
+            self._deliver(self._waits.stamp(outcomes))
             if self._worker is None or _frees_a_program(outcomes):
                 # A program that got its answer sends its next request within a few callbacks;
                 # let it, so that the request is in the next step and not in the one after.
@@ -106,20 +149,41 @@ class Loop:
     async def _step(self, batch: Batch) -> list[Outcome]:
         try:
             if self._worker is None:
-                picked = self._compute(batch)
+                picked = self._compute(batch, lambda: self._core.mask(batch))
             else:
+                # The worker asks for the masks between forward and pick, and by then has them.
+                handed: Future[Mask | None] = Future()
                 loop = asyncio.get_running_loop()
-                picked = await loop.run_in_executor(self._worker, self._compute_apart, batch)
+                computed = loop.run_in_executor(
+                    self._worker, self._compute_apart, batch, handed.result
+                )
+                self._hand_over(batch, handed)
+                picked = await computed
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to these requests
             return self._core.fail(batch, error)
         return self._core.commit(batch, picked)
 
-    def _compute(self, batch: Batch) -> Picked:
-        return self._computer.pick(self._computer.forward(batch), batch)
+    def _hand_over(self, batch: Batch, handed: Future[Mask | None]) -> None:
+        """Make the masks of the step that the worker computes; it waits until there is an answer.
 
-    def _compute_apart(self, batch: Batch) -> Picked:
+        So an error must reach it, too: it leaves the step by way of the worker.
+        """
         try:
-            return self._compute(batch)
+            handed.set_result(self._core.mask(batch) if batch.masks else None)
+        except Exception as error:  # noqa: BLE001 - see above
+            handed.set_exception(error)
+        finally:
+            handed.cancel()  # of no effect where there is an answer
+
+    def _compute(self, batch: Batch, mask: Callable[[], Mask | None]) -> Picked:
+        logits_rv = self._computer.forward(batch)
+        if (made := mask()) is None:
+            return self._computer.pick(logits_rv, batch)
+        return self._computer.pick(logits_rv, batch, made)
+
+    def _compute_apart(self, batch: Batch, mask: Callable[[], Mask | None]) -> Picked:
+        try:
+            return self._compute(batch, mask)
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
                 raise

@@ -37,14 +37,14 @@ Top = tuple[tuple[int, float], ...]
 
 
 def pick(logits_rv: Tensor, rows: SamplingRows, mask: Tensor | None = None) -> Picked:
-    """Draw a token or score the target of each row.
+    """Draw a token or score the targets of each row.
 
     logits_rv   float32 [R, V]; not modified
     rows        what to do with each row; edits and mask of rows with a target are ignored
     mask        int32 [masks, ceil(V / 32)]: bit i of word w allows token 32 * w + i;
                 needed if any `mask_row_r` is not -1
 
-    A broken row has token -1, log-probability NaN and no alternatives. With k > V there are only
+    A broken row has token -1, log-probability NaN and nothing further. With k > V there are only
     V alternatives.
     """
     peak_r, token_r = peaks(logits_rv)
@@ -56,13 +56,15 @@ def pick(logits_rv: Tensor, rows: SamplingRows, mask: Tensor | None = None) -> P
     token_r[broken_r] = -1
     logprob_r = np.full(token_r.shape, np.nan, np.float32)
     top: list[Top] = [()] * len(token_r)
+    further: dict[int, tuple[float, ...]] = {}
     wanted = np.flatnonzero(((rows.target_r >= 0) | (rows.logprobs_r >= 0)) & ~broken_r)
     for start in range(0, len(wanted), _SCORED_ROWS):
         part = wanted[start : start + _SCORED_ROWS]
-        logprob_r[part], tops = _score(logits_rv, rows, part, token_r[part])
+        logprob_r[part], tops, others = _score(logits_rv, rows, part, token_r[part])
         for row, alternatives in zip(part, tops, strict=True):
             top[row] = alternatives
-    return Picked(tokens_r=token_r, logprobs_r=logprob_r, top=tuple(top), broken_r=broken_r)
+        further |= others
+    return Picked(token_r, logprob_r, tuple(top), broken_r, further)
 
 
 def _shaped(rows: SamplingRows) -> NDArray[np.bool_]:
@@ -165,8 +167,11 @@ def _score(
     rows: SamplingRows,
     wanted: NDArray[np.int64],
     token_n: NDArray[np.int64],
-) -> tuple[NDArray[np.float32], list[Top]]:
-    """Log-probabilities under the raw logits: of a token in each wanted row, and the likeliest."""
+) -> tuple[NDArray[np.float32], list[Top], dict[int, tuple[float, ...]]]:
+    """Log-probabilities under the raw logits of the wanted rows.
+
+    Of a token in each, of the likeliest where they are wanted, and by row of its further targets.
+    """
     # Like softmax, it treats each row alike however many there are.
     logprob_nv = torch.log_softmax(logits_rv[torch.from_numpy(wanted).to(logits_rv.device)], -1)
     token_n1 = torch.from_numpy(token_n).to(logits_rv.device)[:, None]
@@ -179,4 +184,23 @@ def _score(
         for n, values, ids in zip(np.flatnonzero(ranked_n), value_nw, id_nw, strict=True):
             k = int(count_n[n])
             top[n] = tuple(zip(ids[:k].tolist(), values[:k].tolist(), strict=True))
-    return chosen_n, top
+    return chosen_n, top, _further(logprob_nv, rows, wanted)
+
+
+def _further(
+    logprob_nv: Tensor, rows: SamplingRows, wanted: NDArray[np.int64]
+) -> dict[int, tuple[float, ...]]:
+    """By row, where it has further targets: their log-probabilities."""
+    place = {n: row for n, row in enumerate(wanted.tolist()) if row in rows.further}
+    if not place:
+        return {}
+    ids = [rows.further[row] for row in place.values()]
+    length = [len(each) for each in ids]
+    # One look-up for all of them: a choice may have thousands of tokens, or a step many choices.
+    n_f = _on(np.repeat(list(place), length), logprob_nv)
+    found: list[float] = logprob_nv[n_f, _on(np.concatenate(ids), logprob_nv)].tolist()
+    ends = np.cumsum(length).tolist()
+    return {
+        row: tuple(found[end - count : end])
+        for row, end, count in zip(place.values(), ends, length, strict=True)
+    }
