@@ -12,6 +12,7 @@ from typing import Any, assert_type
 
 from structgen.backend import Backend
 from structgen.program.branches import Branches
+from structgen.program.pieces import Piece
 from structgen.program.program import Program, program
 from structgen.program.result import Result
 from structgen.program.state import State
@@ -57,7 +58,7 @@ async def right(backend: Backend, s: State) -> None:
     assert_type(completion.text, str)
     async with s.stream("x", max_tokens=9) as pieces:
         async for piece in pieces:
-            assert_type(piece, str)
+            assert_type(piece, Piece)
 
 
 def numbered(index: int) -> str:
@@ -67,7 +68,7 @@ def numbered(index: int) -> str:
 async def branching(s: State) -> None:
     branches = s.fork(2)
     assert_type(branches, Branches)
-    assert_type(branches[0], State)
+    assert_type(branches[0], State)  # type: ignore[unused-awaitable]  # it is only looked at
     assert_type(branches["x"], list[Any])
     branches += "text"
     branches += numbered
@@ -85,8 +86,8 @@ async def wrong(backend: Backend, s: State) -> None:
     await judge.run(backend)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await judge.run("e", "e")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await judge(backend, "e")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await s.gen(heat=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    await s.gen(top_k="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await s.gen(heat=1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    await s.gen(top_k="3")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     judge.using(heat=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await s.fork(2).join("splice")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await Teacher().greet.run(backend, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

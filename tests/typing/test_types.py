@@ -29,7 +29,7 @@ def outcome(*command: str) -> tuple[int, str]:
 def test_mypy_agrees() -> None:
     pytest.importorskip("mypy", reason="mypy is in the extra `dev`")
 
-    code, output = outcome("mypy", str(HERE / "programs.py"))
+    code, output = outcome("mypy", str(HERE / "programs.py"), str(HERE / "language.py"))
 
     assert code == 0, output
 
@@ -39,6 +39,6 @@ def test_pyright_agrees() -> None:
     if outcome("pyright", "--version")[0] != 0:
         pytest.skip("pyright cannot start here: it needs Node.js")
 
-    code, output = outcome("pyright", "-p", str(HERE))
+    code, output = outcome("pyright", "--pythonpath", sys.executable, "-p", str(HERE))
 
     assert code == 0, output
