@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 # A block of Python, and what it prints, if a block of text follows at once.
 FENCE = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -38,23 +40,57 @@ def rows(page: str, heading: str) -> dict[str, str]:
     return found
 
 
+def links(page: Path) -> list[tuple[Path, str]]:
+    """File and anchor of each link that leads to a page or a file of ours."""
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    return [(page.parent / file if file else page, anchor) for file, anchor in LINK.findall(prose)]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that the headings of a page make."""
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(prose)]
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("default_model")
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name_of)
+def needs_model(page: Path) -> bool:
+    """Whether its Python opens an engine; other pages run on scripted backends."""
+    return any("Engine(" in block for block, _ in blocks(page))
+
+
+def run_page(page: Path, names: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Run the blocks of a page in one namespace; what they claim to print, and what they print."""
+    claimed, printed = [], []
+    for number, (block, output) in enumerate(blocks(page)):
+        stdout = io.StringIO()
+        with contextlib.redirect_stdout(stdout):
+            exec(compile(block, f"{page.name} block {number}", "exec"), names)
+        claimed.append(output)
+        printed.append(stdout.getvalue() if output else "")
+    return claimed, printed
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if needs_model(page) else [])
+        for page in PAGES
+        if blocks(page)
+    ],
+    ids=name_of,
+)
 class TestThePythonOfAPage:
-    def test_runs_from_top_to_bottom_and_prints_what_it_claims(self, page: Path) -> None:
-        names: dict[str, Any] = {"__name__": "__page__"}
-        claimed, printed = [], []
-        for number, (block, output) in enumerate(blocks(page)):
-            stdout = io.StringIO()
-            with contextlib.redirect_stdout(stdout):
-                exec(compile(block, f"{page.name} block {number}", "exec"), names)
-            claimed.append(output)
-            printed.append(stdout.getvalue() if output else "")
+    def test_runs_from_top_to_bottom_and_prints_what_it_claims(
+        self, page: Path, request: pytest.FixtureRequest
+    ) -> None:
+        if needs_model(page):
+            request.getfixturevalue("default_model")
+
+        claimed, printed = run_page(page, {"__name__": "__page__"})
 
         assert printed == claimed
 
@@ -62,9 +98,12 @@ class TestThePythonOfAPage:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 class TestAPage:
     def test_links_to_files_that_exist(self, page: Path) -> None:
-        targets = LINK.findall(page.read_text(encoding="utf-8"))
+        assert [str(file) for file, _ in links(page) if not file.exists()] == []
 
-        assert [target for target in targets if not (page.parent / target).exists()] == []
+    def test_links_to_headings_that_exist(self, page: Path) -> None:
+        found = [(file, anchor) for file, anchor in links(page) if anchor]
+
+        assert [anchor for file, anchor in found if anchor not in anchors(file)] == []
 
 
 class TestTheTablesOfDefaults:
