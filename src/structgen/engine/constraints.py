@@ -132,8 +132,7 @@ def _key(constraint: Constraint) -> Constraint:
     try:
         hash(constraint)
     except TypeError:
-        kind = type(constraint).__name__
-        raise ConstraintError(f"a {kind} is not made of strings") from None
+        raise ConstraintError(f"{constraint!r:.200} is not made of strings") from None
     return constraint
 
 

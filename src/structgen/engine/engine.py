@@ -149,10 +149,12 @@ class Engine:
         meter.cancel()
         closing = asyncio.ensure_future(self._constraints.close())
         try:
-            await self._loop.stop(drive)
-            await outlast(meter)
+            try:
+                await self._loop.stop(drive)
+                await outlast(meter)
+            finally:
+                await outlast(closing)
         finally:
-            await outlast(closing)
             self._fail_all(EngineClosedError("the engine was closed while this request ran"))
             # Whoever keeps the engine, or a stream of it, must not keep the weights.
             self._loaded = None

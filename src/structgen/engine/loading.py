@@ -18,7 +18,9 @@ from structgen.engine.config import (
     choose_slots,
     total_memory,
 )
+from structgen.engine.constraints import vocabulary_of
 from structgen.engine.runner import Runner, slot_bytes
+from structgen.grammar.matcher import Vocabulary
 from structgen.models.checkpoint import Checkpoint, open_checkpoint
 from structgen.models.registry import build
 from structgen.models.resolve import resolve
@@ -32,6 +34,7 @@ class Loaded(msgspec.Struct, frozen=True):
     dtype: torch.dtype
     slots: int
     max_context: int
+    vocabulary: Vocabulary
 
 
 def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded:
@@ -55,7 +58,9 @@ def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded
         available_memory(),
         total_memory(),
     )
-    return Loaded(checkpoint, Runner(decoder, slots, dtype), dtype, slots, decoder.max_context)
+    vocabulary = vocabulary_of(checkpoint, decoder.config.vocab_size)
+    runner = Runner(decoder, slots, dtype)
+    return Loaded(checkpoint, runner, dtype, slots, decoder.max_context, vocabulary)
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from structgen.core.batch import Batch, Picked
 from structgen.engine.sample import pick
+from structgen.grammar.matcher import Mask
 from structgen.kernels.choose import attention_for
 from structgen.models.decoder import Decoder
 from structgen.models.linear import padded_rows
@@ -47,9 +48,11 @@ class Runner:
         return self.decoder.logits(hidden_th)[:count]
 
     @torch.inference_mode()
-    def pick(self, logits_rv: Tensor, batch: Batch, mask: Tensor | None = None) -> Picked:
+    def pick(self, logits_rv: Tensor, batch: Batch, mask: Mask | None = None) -> Picked:
         """Draw tokens and look up log-probabilities; `logits_rv` is only read."""
-        return pick(logits_rv, batch.rows, mask)
+        if mask is None:
+            return pick(logits_rv, batch.rows)
+        return pick(logits_rv, batch.rows, torch.from_numpy(mask).to(self.device))
 
 
 def zeros(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

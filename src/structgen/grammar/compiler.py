@@ -24,9 +24,10 @@ KINDS = frozenset({"regex", "choice"})
 class Grammar:
     """A compiled constraint."""
 
-    def __init__(self, state: LLMatcher, vocabulary: Vocabulary) -> None:
-        """`state` stands before the first token, and stays there."""
+    def __init__(self, state: LLMatcher, vocabulary: Vocabulary, size: int) -> None:
+        """`state` stands before the first token, and stays there; `size` tells what it takes."""
         self._state, self._vocabulary = state, vocabulary
+        self.size = size  # some 20 bytes each
 
     def matcher(self) -> GuidanceMatcher:
         """A matcher that has accepted nothing yet."""
@@ -79,7 +80,7 @@ def _compiled(expression: Expression, vocabulary: Vocabulary, name: str) -> Gram
     if state.is_error():
         reason = state.get_error().strip().partition("\n")[0]
         raise ConstraintError(f"{name}: {reason}; a simpler one may do")
-    grammar = Grammar(state, vocabulary)
+    grammar = Grammar(state, vocabulary, 1_000 + len(expression.source))
     try:
         # Followed through a long text, what blows up does so here, and not in a request.
         grammar.matcher().try_all(vocabulary.backend.greedy_tokenize(expression.sample))
