@@ -72,8 +72,8 @@ class Backend(Protocol):
         """Exact log-probabilities of each continuation after the prompt, token by token.
 
         A continuation is encoded as a part of its own and follows the prompt's last token. With
-        an empty prompt the first token of a continuation has nothing before it but the BOS token
-        of a tokenizer that begins texts with one; without one its log-probability is given as 0.
+        an empty prompt the first token of a continuation follows the model's BOS token; where the
+        model has none, its log-probability is given as 0.
         Raises `PromptError` for an empty continuation.
         """
         ...

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from structgen import Engine, State, program
+from structgen import Engine, Meta, State, program
 from structgen.errors import ConstraintError, PromptError, UnknownVariableError
 from structgen.request import Tokens
 from tests.cases.probes import COUNT, EMOJI, SMILES, TEN, opened
@@ -324,3 +325,61 @@ class TestForksAndTheCache:
             assert is_idle(engine)
 
         assert tight == wide
+
+
+class TestSelecting:
+    """A mean over tokens prefers long options; which normaliser is used must be known."""
+
+    YES_NO = (" YES", " NO")
+    CITIES = (" Paris", " Antidisestablishmentarianism", " London")
+    METHODS = (
+        "token_length_normalized",
+        "greedy_token_selection",
+        "unconditional_likelihood_normalized",
+        "sum",
+    )
+
+    @staticmethod
+    async def chosen(engine: Engine, prompt: str, choices: Sequence[str], by: Any) -> Any:
+        @program
+        async def choose(s: State) -> Meta:
+            s += prompt
+            await s.select("x", choices, by=by)
+            assert s.text() == prompt + s["x"]
+            return s.meta("x")
+
+        return (await choose.run(engine)).value
+
+    async def test_the_normaliser_decides(self, default_model: Path) -> None:
+        async with opened(default_model) as engine:
+            total = await self.chosen(engine, "Answer:", self.YES_NO, "sum")
+            mean = await self.chosen(engine, "Answer:", self.YES_NO, "token_length_normalized")
+
+        assert (total.text, total.by) == (" NO", "sum")
+        assert (mean.text, mean.by) == (" YES", "token_length_normalized")
+        # The figures are those of a bfloat16 copy of the weights, a hundredth away.
+        yes, no = total.choices
+        assert yes.logprobs == pytest.approx([-9.4275, -2.8949], abs=0.03)
+        assert no.logprobs == pytest.approx([-10.8771], abs=0.03)
+
+    @pytest.mark.parametrize("by", METHODS)
+    async def test_what_is_plain_is_plain_to_all(self, default_model: Path, by: str) -> None:
+        async with opened(default_model) as engine:
+            found = await self.chosen(engine, "The capital of France is", self.CITIES, by)
+
+        assert found.text == " Paris"
+        assert found.choices[0].logprobs == pytest.approx([-0.2606], abs=0.03)
+        assert found.choices[2].logprobs == pytest.approx([-4.4058], abs=0.03)
+        long = [-11.7062, -15.2885, -6.1373, -0.1775, -8.7687]
+        assert found.choices[1].logprobs == pytest.approx(long, abs=0.03)
+        assert sum(each.probability for each in found.choices) == pytest.approx(1.0)
+
+    @pytest.mark.parametrize("by", METHODS)
+    async def test_the_order_of_the_choices_is_nothing(self, default_model: Path, by: str) -> None:
+        async with opened(default_model) as engine:
+            found = {
+                (await self.chosen(engine, "Answer:", order, by)).text
+                for order in itertools.permutations([*self.YES_NO, " MAYBE"])
+            }
+
+        assert len(found) == 1

@@ -351,7 +351,7 @@ class TestTheDefaultModel:
 
     def test_says_what_it_is(self, checkpoint: Checkpoint) -> None:
         assert checkpoint.defaults == ModelDefaults(end_ids=(2,))
-        assert checkpoint.tokenizer.bos_id is None
+        assert (checkpoint.tokenizer.bos_id, checkpoint.tokenizer.start_id) == (None, 1)
         assert checkpoint.tokenizer.vocab_size == checkpoint.config["vocab_size"] == 49152
 
     @pytest.mark.parametrize(("content", "count"), [("hi", 31), ("What is 2+2?", 37)])

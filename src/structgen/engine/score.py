@@ -201,11 +201,13 @@ async def score(
 
     read   the stream of a job that samples nothing
 
-    Where no token stands before them, not even BOS, the first token of each counts as certain.
+    An empty prompt is the beginning of a text, for which the model's BOS token stands, also where
+    its tokenizer does not put it there by itself. If it has none, no token stands before the
+    continuations, and the first one of each counts as certain.
     """
-    bos = loaded.checkpoint.tokenizer.bos_id
-    if not before.size and bos is not None:
-        before = np.array([bos], np.int64)
+    start = loaded.checkpoint.tokenizer.start_id
+    if not before.size and start is not None:
+        before = np.array([start], np.int64)
     endings = await endings_of(encoder, texts, limit=loaded.max_context)
     check_room(before.size, endings, context=loaded.max_context, slots=loaded.slots)
     trie = Trie(list(endings.values()))

@@ -56,6 +56,8 @@ class Tokenizer:
     control_ids          the same and those that only the chat template may write
     control_spellings    how those are spelled
     bos_id               the token that the tokenizer itself puts before every text, if any
+    start_id             the token that stands for the beginning of a text: `bos_id`, or the one
+                         that the files name as BOS though it is not put there; None for neither
     strips_first_space   a decoded text drops one leading space (SentencePiece)
     prefixed_throughout  a space is put before the text after a control token, too, and not only
                          before the first (SentencePiece of Llama 2)
@@ -104,6 +106,8 @@ class Tokenizer:
         self._continuing = self._loaded(continuing) if continuing else self._library
         self._check_ids()
         self.bos_id = self._bos_id(add_bos, bos_token)
+        named = self.token_id(bos_token) if bos_token is not None else None
+        self.start_id = named if self.bos_id is None else self.bos_id
         ids = [*self._vocabulary.values(), *(token.id for token in self._added)]
         self.vocab_size = max(size, max(ids, default=-1) + 1)
         self.strips_first_space = tokenizer_json.strips_first_space(definition.get("decoder"))

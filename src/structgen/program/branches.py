@@ -155,6 +155,8 @@ class Branches:
         leases = self._parent.run.cut(LEFT, self._scope.place)
         with anyio.CancelScope(shield=True):
             await close_all([each for each in leases if each is not self._scope])
+        for cursor in self._cursors:
+            cursor.discard()  # what waits on them was part of what failed
 
     def _require_idle(self, action: str) -> None:
         for index, cursor in enumerate(self._cursors):
