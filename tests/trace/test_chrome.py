@@ -79,7 +79,7 @@ def twice_forked(fold: Fold) -> None:
 
 
 def late(fold: Fold) -> None:
-    """A call that ends after the program and the branch it was made in."""
+    """A call that ends after its program, and a branch that opens after its run."""
     story = Story(fold.tell)
     story.start(0)
     story.enter(1, "inner")
@@ -87,6 +87,7 @@ def late(fold: Fold) -> None:
     story.leave(3, "inner")
     story.answer(5, 1)
     story.finish(4)
+    story.fork(6, 1, (0,))
 
 
 TELLINGS = [forked, samples, nested_runs, twice_forked, late]

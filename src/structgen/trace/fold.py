@@ -250,6 +250,8 @@ class Fold:
             return
         run = self._runs.get(event.run) or self._open(event.run, UNKNOWN, at)
         match event:
+            case TextDelta() | CallStarted() | CallEnded():  # the most frequent ones
+                self._call(run, event, at)
             case RunEnded():
                 _end(run, event, at)
             case ProgramEntered():
@@ -261,8 +263,6 @@ class Fold:
             case BranchClosed():
                 if (state := run.states.get(event.state)) is not None:
                     _close(state, at)
-            case CallStarted() | TextDelta() | CallEnded():
-                self._call(run, event, at)
             case VariableSet():
                 _choose(run, event, self._limit)
             case _:
@@ -341,11 +341,11 @@ class Fold:
             self._add(call, state.innermost, run)
             state.last = call
         match event:
+            case TextDelta():
+                call.write(event, self._limit, at)
             case CallStarted():
                 call.kind, call.name = event.kind, event.name
                 PLACE.set(Place(run.id, event.state, event.call))
-            case TextDelta():
-                call.write(event, self._limit, at)
             case CallEnded():
                 # Overrides the end that its run's end may have given it.
                 call.end = max(at, call.start)

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 
 MORE = "…"
+_LINES = str.maketrans(dict.fromkeys("│├└─…", " "))  # as wide as a space, and in every tree
 
 
 def rails(depths: Sequence[int], room: int = 60) -> list[str]:
@@ -35,12 +36,15 @@ def rails(depths: Sequence[int], room: int = 60) -> list[str]:
 def one_line(text: str) -> str:
     """The text in one line: white space as single spaces, control characters escaped."""
     spaced = " ".join(text.split())
+    if spaced.isprintable():
+        return spaced
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in spaced)
 
 
 def columns(text: str) -> int:
     """How many columns of a terminal a text takes: wide characters two, combining ones none."""
-    return sum(_width(character) for character in text)
+    plain = text.translate(_LINES)
+    return len(plain) if plain.isascii() else sum(_width(character) for character in plain)
 
 
 def shorten(text: str, width: int) -> str:
