@@ -61,9 +61,9 @@ class TestOnTheTinyModel:
         assert output(by_pattern) == output(by_string)
 
     async def test_a_match_does_not_count_before_min_tokens(self, engine: Engine) -> None:
-        options = {"max_tokens": 8, "min_tokens": 8, "stop_regex": r"(?:.|\n)"}
-
-        completion = await engine.generate(PROMPT, **options, **GREEDY)
+        completion = await engine.generate(
+            PROMPT, max_tokens=8, min_tokens=8, stop_regex=r"(?:.|\n)", **GREEDY
+        )
 
         assert completion.usage.completion_tokens == 8
 
