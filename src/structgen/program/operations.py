@@ -21,7 +21,7 @@ from structgen.errors import (
     OptionError,
     UnsupportedError,
 )
-from structgen.events import CallEnded, CallStarted
+from structgen.events import CallEnded, CallKind, CallStarted
 from structgen.output.choices import ChoiceScore, best, draw, weigh
 from structgen.program.cursor import Cursor, Question
 from structgen.program.expression import Gen, Select
@@ -82,10 +82,7 @@ async def prime(cursor: Cursor) -> Usage:
 
     async def work() -> Usage:
         parts = cursor.prompt("prime()").parts
-        backend, lineage = cursor.run.backend, cursor.lineage(None)
-        usage = await cursor.run.waiting(
-            "prime()", cursor.place, lambda: backend.prime(parts, lineage=lineage)
-        )
+        usage = await cursor.run.waiting("prime()", cursor.place, lambda: _primed(cursor, parts))
         cursor.sent(parts)
         return usage
 
@@ -103,6 +100,36 @@ async def encode(cursor: Cursor) -> tuple[int, ...]:
         return await cursor.run.waiting("tokens()", cursor.place, lambda: backend.encode(parts))
 
     return await operate(cursor, "tokens()", work)
+
+
+async def _primed(cursor: Cursor, parts: Prompt) -> Usage:
+    """Have the backend compute a prompt; no usage of the run, whose requests will find it."""
+    backend, lineage = cursor.run.backend, cursor.lineage(None)
+
+    async def work() -> tuple[Usage, Usage]:
+        usage = await backend.prime(parts, lineage=lineage)
+        return usage, usage
+
+    return (await _reported(cursor, "prime", None, work))[0]
+
+
+async def _reported(
+    cursor: Cursor,
+    kind: CallKind,
+    name: str | None,
+    work: Callable[[], Awaitable[tuple[T, Usage]]],
+) -> tuple[T, Usage]:
+    """Await a call of the backend that generates nothing, and report its beginning and its end."""
+    run, name = cursor.run, name or ""
+    where = {"call": next(run.calls), "state": cursor.number, "name": name}
+    run.tell(CallStarted, kind=kind, **where)
+    try:
+        value, usage = await work()
+    except BaseException as error:
+        run.tell(CallEnded, error=f"{type(error).__name__}: {error}", **where)
+        raise
+    run.tell(CallEnded, reason="stop", usage=usage, **where)
+    return value, usage
 
 
 # ---------------------------------------------------------------- settling
@@ -130,10 +157,9 @@ async def _settle(cursor: Cursor, *, ahead: bool) -> None:
     if followed and ahead and cursor.run.backend.capabilities.primes:
         # It is known to follow what was just generated: computed in the very next step, it is
         # there when whatever the program does now, such as a tool, is done.
-        backend, lineage = cursor.run.backend, cursor.lineage(None)
         parts = cursor.prompt("await s").parts
         cursor.sent(parts)
-        cursor.run.aside(lambda: backend.prime(parts, lineage=lineage))
+        cursor.run.aside(lambda: _primed(cursor, parts))
 
 
 # ---------------------------------------------------------------- generating
@@ -272,32 +298,16 @@ async def _scored(cursor: Cursor, call: Select) -> Scored:
             str(call), cursor.place, lambda: run.backend.score(prompt, texts, lineage=lineage)
         )
 
-    number = next(run.calls)
-    name = call.name or ""
-    run.tell(CallStarted, call=number, state=cursor.number, kind="select", name=name)
-    usage, error = Usage(), ""
-    try:
-        scores = await ask(parts)
-        usage = scores.usage
-        unconditional = None
+    async def work() -> tuple[tuple[ChoiceScore, ...], Usage]:
+        scores, usage, unconditional = await ask(parts), Usage(), None
         if call.by == "unconditional_likelihood_normalized":
             unconditional = await ask(())
             usage += unconditional.usage
-    except BaseException as failure:
-        error = f"{type(failure).__name__}: {failure}"
-        raise
-    finally:
-        run.usage += usage
-        run.tell(
-            CallEnded,
-            call=number,
-            state=cursor.number,
-            name=name,
-            reason=None if error else "stop",
-            usage=usage,
-            error=error,
-        )
-    return Scored(weigh(scores.each, call.by, _each(unconditional)), usage, healed, parts)
+        return weigh(scores.each, call.by, _each(unconditional)), usage + scores.usage
+
+    choices, usage = await _reported(cursor, "select", call.name, work)
+    run.usage += usage
+    return Scored(choices, usage, healed, parts)
 
 
 def _each(scores: Scores | None) -> Sequence[Any] | None:
