@@ -13,7 +13,20 @@ from hypothesis import strategies as st
 from structgen.backend import Backend
 from structgen.errors import ConstraintError, PromptError, UnsupportedError
 from structgen.options import request_from
-from structgen.request import Completion, Control, Image, JsonSchema, Lineage, Request, Text, Tokens
+from structgen.request import (
+    Choice,
+    Completion,
+    Constraint,
+    Control,
+    Ebnf,
+    Image,
+    JsonSchema,
+    Lineage,
+    Regex,
+    Request,
+    Text,
+    Tokens,
+)
 from structgen.testing import END_ID, ScriptedBackend, ScriptedTokenizer
 from tests.conformance import (
     PROMPT,
@@ -129,10 +142,28 @@ class TestRefusals:
         assert backend.requests == []
 
     async def test_cover_constraints_that_cannot_be_checked(self) -> None:
-        asked = Request(prompt=PROMPT, constraint=JsonSchema("{}"))
+        asked = Request(prompt=PROMPT, constraint=Ebnf("root ::= 'a'"))
 
-        with pytest.raises(UnsupportedError, match="JsonSchema"):
+        with pytest.raises(UnsupportedError, match="Ebnf"):
             await first_delta(ScriptedBackend("a"), asked)
+
+    @pytest.mark.parametrize(
+        ("constraint", "good", "bad", "message"),
+        [
+            (Regex("a+"), "aa", "b", "is not of regex"),
+            (Choice(("a", "b")), "b", "c", "none of the choices"),
+            (JsonSchema("{}"), '{"a": 1}', "{a", "is no JSON"),
+        ],
+        ids=["regex", "choice", "schema"],
+    )
+    async def test_cover_replies_that_contradict_the_constraint(
+        self, constraint: Constraint, good: str, bad: str, message: str
+    ) -> None:
+        asked = Request(prompt=PROMPT, constraint=constraint)
+
+        assert await completion_of(ScriptedBackend(good), asked)
+        with pytest.raises(AssertionError, match=message):
+            await completion_of(ScriptedBackend(bad), asked)
 
     async def test_cover_images(self) -> None:
         with pytest.raises(UnsupportedError, match="images"):

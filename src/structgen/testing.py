@@ -398,7 +398,15 @@ class _Output:
             yield from tokens or self._tokenizer.encode(" ")
         yield END_ID
 
-    def _first_stop(self, text: str, start: int, *, count: bool) -> tuple[int, str] | None:
+    def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _first_stop(self, text: str, start: int, *, count: bool) -> tuple[int, str] | None:
         """The first stop that ends behind `start`, if stops count; and where it begins."""
         found = _first_stop(text, start, self._sampling.stop) if count else None
         if self._search is not None:
@@ -426,7 +434,15 @@ class _Output:
                 assert text in options, f"reply {text!r} is none of the choices {options}"
             case JsonSchema():
                 # That it fits the schema is found by whoever reads it as a value of the type.
-                json.loads(text)
+                assert _is_json(text), f"reply {text!r} is no JSON"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _first_stop(text: str, start: int, stops: Sequence[str]) -> tuple[int, str] | None:
