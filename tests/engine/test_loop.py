@@ -93,6 +93,33 @@ class GatedComputer(FakeComputer):
         await asyncio.to_thread(self.started.acquire)
 
 
+class TestWaits:
+    async def test_end_when_the_first_step_begins(self) -> None:
+        computer = GatedComputer()
+        async with running(computer) as rig:
+            rig.loop._waits.arrive(1)
+            mailbox = rig.submit(max_tokens=2)
+            await computer.wait_started()
+            waited = rig.loop._waits._waited[1]
+            computer.gate.release(2)
+            deltas = [await mailbox.take() for _ in range(2)]
+
+        assert waited > 0
+        assert [d.finish and d.finish.waited for d in deltas if d] == [None, waited]
+
+    async def test_of_a_request_that_leaves_in_its_first_step_are_forgotten(self) -> None:
+        computer = GatedComputer()
+        async with running(computer) as rig:
+            rig.loop._waits.arrive(1)
+            rig.submit()
+            rig.loop._waits.forget(1)
+            await computer.wait_started()
+            computer.gate.release(9)
+            await tokens(rig.mailboxes[1])
+
+            assert rig.loop._waits._waited == {}
+
+
 @pytest.mark.parametrize("worker", MODES)
 class TestALoop:
     async def test_serves_a_request_to_its_end(self, worker: bool) -> None:

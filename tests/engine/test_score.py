@@ -352,30 +352,38 @@ class TestAnEmptyPrompt:
             assert [score.logprobs for score in scores] == [(0.0,), (0.0,)]
             assert engine.statistics().steps == 0
 
-    async def test_is_the_bos_token_where_there_is_one(self, bos_model: Path, theirs: Any) -> None:
-        async with new_engine(bos_model) as engine:
+    @pytest.mark.parametrize("put", [True, False], ids=["put by the tokenizer", "only named"])
+    async def test_is_the_bos_token_where_there_is_one(
+        self, tiny_model: Path, tmp_path: Path, theirs: Any, put: bool
+    ) -> None:
+        async with new_engine(with_bos(tiny_model, tmp_path, put=put)) as engine:
             scores = await engine.score("", ["ab", "ac", "b"])
 
         check(theirs, [256], scores)
         assert scores.usage == Usage(prompt_tokens=1)
 
 
-@pytest.fixture(scope="module")
-def bos_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a tokenizer that puts token 256 before every text."""
-    folder = tmp_path_factory.mktemp("bos") / "model"
-    shutil.copytree(tiny_model, folder)
-    definition = json.loads((folder / "tokenizer.json").read_text())
+def with_bos(model: Path, folder: Path, *, put: bool) -> Path:
+    """A copy of the tiny model that names token 256 as BOS; `put`: before every text, too."""
+    copy = folder / "model"
+    shutil.copytree(model, copy)
     bos = "<|endoftext|>"
-    single = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    definition["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {bos: {"id": bos, "ids": [256], "tokens": [bos]}},
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(definition))
-    return folder
+    change(copy / "tokenizer_config.json", bos_token=bos)
+    if put:
+        special = {"SpecialToken": {"id": bos, "type_id": 0}}
+        one, two = ({"Sequence": {"id": name, "type_id": n}} for n, name in enumerate("AB"))
+        template = {
+            "type": "TemplateProcessing",
+            "single": [special, one],
+            "pair": [special, one, two],
+            "special_tokens": {bos: {"id": bos, "ids": [256], "tokens": [bos]}},
+        }
+        change(copy / "tokenizer.json", post_processor=template)
+    return copy
+
+
+def change(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 # ---------------------------------------------------------------- what they cost
@@ -711,6 +719,14 @@ class TestTheDefaultModel:
         assert list(no.logprobs) == pytest.approx([-10.8771], abs=0.03)
         assert yes.total < no.total
         assert np.mean(yes.logprobs) > np.mean(no.logprobs)
+
+    async def test_scores_after_no_prompt_what_follows_its_bos(
+        self, default_model: Path, default_theirs: Any
+    ) -> None:
+        async with new_engine(default_model, dtype="float32") as engine:
+            scores = await engine.score("", [" YES", " NO", " Paris"])
+
+        check(default_theirs, [1], scores)
 
     async def test_scores_the_capital_of_france_highest_by_any_measure(
         self, default_model: Path, default_theirs: Any

@@ -34,7 +34,7 @@ from structgen.engine.encode import Encoder, PromptLike, parts_from
 from structgen.engine.loading import Loaded, load
 from structgen.engine.loop import Loop, Waits, outlast
 from structgen.engine.observe import LagMeter, Statistics, snapshot
-from structgen.engine.score import score, texts_from
+from structgen.engine.score import score
 from structgen.engine.stream import DeltaStream, Mailbox
 from structgen.errors import (
     DeadlineError,
@@ -264,11 +264,9 @@ class Engine:
         The prompt, and what continuations have in common, is computed once. What does not fit
         the context or the pool is refused before any work.
         """
-        texts = texts_from(continuations)
         request = Request(prompt=self._prompt(prompt), lineage=lineage, namespace=namespace)
-        before = await self._encode(request)
-        read = functools.partial(self._read, request)
-        return await score(before, texts, self._encoder, self._ready(), read)
+        before, read = await self._encode(request), functools.partial(self._read, request)
+        return await score(before, continuations, self._encoder, self._ready(), read)
 
     async def encode(self, prompt: PromptLike, /) -> tuple[int, ...]:
         """The token ids that a prompt is sent as. Errors as in `generate`."""
@@ -321,13 +319,11 @@ class Engine:
         async with self._stream(request) as deltas:
             return await _joined(deltas, self._ready().checkpoint.tokenizer.fingerprint)
 
-    def _read(
-        self, request: Request, ids: Ids, candidates: Candidates | None = None
-    ) -> DeltaStream:
+    def _read(self, request: Request, ids: Ids, wanted: Candidates | None = None) -> DeltaStream:
         """The stream of a request that samples nothing."""
 
         async def submit(mailbox: Mailbox) -> int:
-            return self._submit(request, ids, mailbox, None, candidates)
+            return self._submit(request, ids, mailbox, None, wanted)
 
         return DeltaStream(submit, self._abandon, self._abandon_from_anywhere)
 

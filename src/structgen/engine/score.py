@@ -195,7 +195,7 @@ class Trie:
 
 
 async def score(
-    before: Ids, texts: Sequence[str], encoder: Encoder, loaded: Loaded, read: Read
+    before: Ids, continuations: Sequence[str], encoder: Encoder, loaded: Loaded, read: Read
 ) -> Scores:
     """Score continuations of the tokens `before`.
 
@@ -205,6 +205,7 @@ async def score(
     its tokenizer does not put it there by itself. If it has none, no token stands before the
     continuations, and the first one of each counts as certain.
     """
+    texts = texts_from(continuations)
     start = loaded.checkpoint.tokenizer.start_id
     if not before.size and start is not None:
         before = np.array([start], np.int64)
