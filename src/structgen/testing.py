@@ -398,15 +398,7 @@ class _Output:
             yield from tokens or self._tokenizer.encode(" ")
         yield END_ID
 
-    def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _first_stop(self, text: str, start: int, *, count: bool) -> tuple[int, str] | None:
+    def _first_stop(self, text: str, start: int, *, count: bool) -> tuple[int, str] | None:
         """The first stop that ends behind `start`, if stops count; and where it begins."""
         found = _first_stop(text, start, self._sampling.stop) if count else None
         if self._search is not None:
