@@ -6,12 +6,14 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structgen.errors import OptionError
 from structgen.events import Channel
 from structgen.output.reasoning import FAMILIES, Piece, Splitter, check_family, separate
+
+always = settings(deadline=None, derandomize=True)
 
 MARKERS = {
     "deepseek-r1": ("<think>", "</think>"),
@@ -105,6 +107,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 
 @each_family
 class TestAnySplit:
+    @always
     @given(st.data())
     def test_equals_the_whole(self, family: str, data: st.DataObject) -> None:
         text = data.draw(texts(family))
@@ -112,6 +115,7 @@ class TestAnySplit:
 
         assert (of("reasoning", pieces), of("answer", pieces)) == whole(text, family)
 
+    @always
     @given(st.data())
     def test_character_by_character_equals_the_whole(
         self, family: str, data: st.DataObject
@@ -121,6 +125,7 @@ class TestAnySplit:
 
         assert (of("reasoning", pieces), of("answer", pieces)) == separate(text, family)
 
+    @always
     @given(st.data())
     def test_gives_no_empty_pieces_and_joins_neighbours(
         self, family: str, data: st.DataObject
@@ -130,6 +135,7 @@ class TestAnySplit:
         assert all(text for _, text in pieces)
         assert all(a != b for (a, _), (b, _) in pairwise(pieces))
 
+    @always
     @given(st.data())
     def test_holds_back_nothing_but_what_may_be_markup(
         self, family: str, data: st.DataObject
@@ -274,7 +280,7 @@ class TestHarmony:
 class TestUnknownFamilies:
     @pytest.mark.parametrize("family", ["deepseek", "", "QWEN3"])
     def test_are_refused_with_those_that_are_known(self, family: str) -> None:
-        message = rf"^separate_reasoning: unknown '{family}'; the families are deepseek-r1, qwen3, "
+        message = rf"^reasoning: unknown '{family}'; the families are deepseek-r1, qwen3, "
         with pytest.raises(OptionError, match=message):
             check_family(family)
         with pytest.raises(OptionError, match=message):

@@ -24,9 +24,9 @@ they have begun, the sum short ones, greedy selection those with an attractive f
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from hashlib import blake2b
 from typing import Literal, get_args
 
 import msgspec
@@ -89,7 +89,7 @@ def checked_choices(choices: Iterable[str]) -> tuple[str, ...]:
 def check_method(method: str) -> None:
     """Raise `OptionError` for a method that does not exist."""
     if method not in METHODS:
-        raise OptionError("method", f"unknown {method!r}; the methods are {', '.join(METHODS)}")
+        raise OptionError("by", f"unknown {method!r}; the methods are {', '.join(METHODS)}")
 
 
 # ---------------------------------------------------------------- weighing
@@ -139,7 +139,7 @@ def weigh(
 def _against(scores: Sequence[Score], unconditional: Iterable[Score] | None) -> list[float]:
     name = "unconditional_likelihood_normalized"
     if unconditional is None:
-        raise OptionError("method", f"{name} needs the choices' scores without the prompt as well")
+        raise OptionError("by", f"{name} needs the choices' scores without the prompt as well")
     values = []
     for score, bare in zip(scores, unconditional, strict=True):
         if score.text != bare.text or len(score.logprobs) != len(bare.logprobs):
@@ -206,8 +206,7 @@ def draw(choices: Sequence[ChoiceScore], temperature: float, seed: int) -> int:
     assert choices, "nothing to choose from"
     order = sorted(range(len(choices)), key=lambda index: choices[index].text)
     weights = _softmax([choices[index].total for index in order], temperature)
-    # Of `random`, Python promises that random() stays the same sequence for a seed.
-    threshold = random.Random(seed).random() * math.fsum(weights)
+    threshold = _uniform(seed) * math.fsum(weights)
     reached = 0.0
     for index, weight in zip(order, weights, strict=True):
         reached += weight
@@ -215,6 +214,13 @@ def draw(choices: Sequence[ChoiceScore], temperature: float, seed: int) -> int:
             return index
     # Rounded sums can end just below the threshold: the last choice that is possible at all.
     return next(index for index, weight in zip(order[::-1], weights[::-1], strict=True) if weight)
+
+
+def _uniform(seed: int) -> float:
+    """A number from [0, 1) that is a function of the seed, 0 .. 2**63 - 1, on any platform."""
+    # Named, so that it has nothing in common with other noise that the same seed makes.
+    digest = blake2b(seed.to_bytes(8), digest_size=8, person=b"select").digest()
+    return (int.from_bytes(digest) >> 11) * 2.0**-53
 
 
 def _softmax(totals: Sequence[float], temperature: float) -> list[float]:

@@ -3,7 +3,7 @@
 Owns   the formats in which families of models mark their reasoning.
 Holds  how the text is split into pushes makes no difference; no part of a marker is ever given
        out, and neither is anything held back but what may still turn out to be markup.
-Used   by `program`, for `separate_reasoning=` and streams of it.
+Used   by `program`, for `reasoning=` and streams of it.
 
     deepseek-r1   the output begins inside the reasoning, whether or not it says `<think>` once
                   more, and `</think>` ends it: DeepSeek-R1 and its distillates, and every model
@@ -48,7 +48,7 @@ def check_family(family: str) -> None:
     """Raise `OptionError` for a family that does not exist."""
     if family not in FAMILIES:
         raise OptionError(
-            "separate_reasoning", f"unknown {family!r}; the families are {', '.join(FAMILIES)}"
+            "reasoning", f"unknown {family!r}; the families are {', '.join(FAMILIES)}"
         )
 
 

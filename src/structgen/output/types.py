@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from types import NoneType, UnionType
@@ -72,8 +71,7 @@ _SUPPORTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Form(Generic[T]):
+class Form(msgspec.Struct, Generic[T], frozen=True):
     """What to ask for to get a value of one type, and how to read it.
 
     name         of the type, as one would write it
@@ -107,8 +105,9 @@ def form_of(type_: TypeForm[T]) -> Form[T]:
         hash(type_)
     except TypeError:  # an annotation holds a list or a dict
         return _made(type_)
-    # The cache knows nothing of T: a key is any type, and what comes back is that type's form.
-    form: Form[T] = _cached(type_)
+    # Neither side of the cache knows of T: a key is any type, and its form comes back.
+    key: Any = type_
+    form: Form[T] = _cached(key)
     return form
 
 
@@ -246,20 +245,10 @@ def _name(type_: object) -> str:
     return str(type_).replace("typing.", "")
 
 
-def _closed(schema: object) -> object:
-    """The schema, with every object that names its fields closed to others."""
-    if not isinstance(schema, dict):
-        return schema
-    closed = dict(schema)
-    for keyword in ("properties", "$defs"):
-        if keyword in closed:
-            closed[keyword] = {key: _closed(part) for key, part in closed[keyword].items()}
-    for keyword in ("anyOf", "prefixItems"):
-        if keyword in closed:
-            closed[keyword] = [_closed(part) for part in closed[keyword]]
-    for keyword in ("items", "additionalProperties"):
-        if keyword in closed:
-            closed[keyword] = _closed(closed[keyword])
-    if "properties" in closed:
-        closed.setdefault("additionalProperties", False)
-    return closed
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, with every type that names its fields closed to others."""
+    # msgspec defines each type with a name of its own once, at the top, and refers to it.
+    for definition in schema.get("$defs", {}).values():
+        if "properties" in definition:
+            definition.setdefault("additionalProperties", False)
+    return schema
