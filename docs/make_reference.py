@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -177,6 +178,8 @@ def _default(value: object, call: object) -> object:
         return Source("...")
     if isinstance(value, type):
         return value if value is inspect.Parameter.empty else Source(value.__name__)
+    if isinstance(value, str):
+        return Source(json.dumps(value))
     if type(value).__module__ == "builtins":
         return value
     for name, each in getattr(call, "__globals__", {}).items():
@@ -255,8 +258,8 @@ def _paragraph(text: str) -> str:
 
 
 def code(lines: Sequence[str]) -> str:
-    """A block of code that is shown and never run."""
-    return "\n".join(["```py", *lines, "```"])
+    """A block that is shown, and neither run by the tests nor formatted by ruff."""
+    return "\n".join(["```text", *lines, "```"])
 
 
 def link(section: Section) -> str:
