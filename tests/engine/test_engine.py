@@ -41,6 +41,7 @@ from structgen.errors import (
     TemplateError,
     UnsupportedError,
 )
+from structgen.grammar.matcher import Mask
 from structgen.options import request_from
 from structgen.request import (
     Completion,
@@ -825,8 +826,8 @@ class Failing:
         logits_rv = self.real.forward(batch)
         return torch.full_like(logits_rv, torch.nan) if self.broken else logits_rv
 
-    def pick(self, logits_rv: Tensor, batch: Batch) -> Picked:
-        return self.real.pick(logits_rv, batch)
+    def pick(self, logits_rv: Tensor, batch: Batch, mask: Mask | None = None) -> Picked:
+        return self.real.pick(logits_rv, batch, mask)
 
 
 def make_fail(engine: Engine) -> Failing:

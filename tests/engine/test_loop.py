@@ -16,6 +16,7 @@ from structgen.core.core import Core, Failure, Outcome
 from structgen.engine.loop import Computer, Loop
 from structgen.engine.stream import Mailbox
 from structgen.errors import StepFailedError
+from structgen.grammar.matcher import Mask
 from structgen.request import Delta
 from tests.core.fakes import PLAIN, FakeComputer, job, next_token, path_tags
 
@@ -162,8 +163,8 @@ class TestALoop:
 
     async def test_ends_by_an_error_of_the_core(self, worker: bool) -> None:
         class Unfinished(FakeComputer):
-            def pick(self, logits_rv: Tensor, batch: Batch) -> Picked:
-                picked = super().pick(logits_rv, batch)
+            def pick(self, logits_rv: Tensor, batch: Batch, mask: Mask | None = None) -> Picked:
+                picked = super().pick(logits_rv, batch, mask)
                 return Picked(picked.tokens_r[:0], picked.logprobs_r, picked.top, picked.broken_r)
 
         async with running(Unfinished(64), worker=worker) as rig:
@@ -200,9 +201,9 @@ class TestAWorker:
                 threads.add(threading.current_thread())
                 return super().forward(batch)
 
-            def pick(self, logits_rv: Tensor, batch: Batch) -> Picked:
+            def pick(self, logits_rv: Tensor, batch: Batch, mask: Mask | None = None) -> Picked:
                 threads.add(threading.current_thread())
-                return super().pick(logits_rv, batch)
+                return super().pick(logits_rv, batch, mask)
 
         async with running(Watched(64)) as rig:
             await tokens(rig.submit())
