@@ -661,7 +661,7 @@ class TestTheDefaultModel:
 
     async def test_keeps_the_promise_greedy_and_sampled(self, default_model: Path) -> None:
         patterns = {
-            r"[-+]?[0-9]*\.?[0-9]+": "The price in dollars is ",
+            r"[-+]?[0-9]{1,3}(?:\.[0-9]{2})?": "The price in dollars is ",
             "(?:Paris|London|Rome)": "The capital of France is ",
             r"\{.*?\}": "JSON: ",
             r"(😀|🚀){3}": "Three emoji: ",
@@ -676,11 +676,11 @@ class TestTheDefaultModel:
                         prompt, regex=pattern, temperature=temperature, seed=seed, max_tokens=60
                     )
                     for pattern, prompt in patterns.items()
-                    for temperature, seed in ((0.0, 0), (1.0, 1), (1.5, 2))
+                    for temperature, seed in ((0.0, 0), (1.5, 2))
                 )
             )
 
-        asked = [pattern for pattern in patterns for _ in range(3)]
+        asked = [pattern for pattern in patterns for _ in range(2)]
         ended = [
             (pattern, done.text)
             for pattern, done in zip(asked, found, strict=True)

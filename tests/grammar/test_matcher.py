@@ -327,7 +327,9 @@ def written(grammar: Grammar, table: Sequence[bytes], draw: random.Random) -> tu
     for _ in range(60):
         if matcher.finished or (matcher.complete and draw.random() < 0.2):
             break
-        token = draw.choice(legal(matcher))
+        allowed = legal(matcher)
+        ends = [token for token in allowed if table[token] in {b"}", b">", b"@", b".", b"a"}]
+        token = draw.choice(ends if ends and draw.random() < 0.3 else allowed)
         text += table[token]
         matcher.accept(token)
     return text, matcher.complete

@@ -22,6 +22,17 @@ from structgen.grammar.characters import LAST, Ranges, union
 
 Mask = NDArray[np.int32]
 
+# Where a pattern allows all texts of one of these, so many tokens are allowed without a look at each
+# of them: for `[a-z ]{400}` a mask takes 50 us and not 650.
+_SLICES = (
+    r"[a-z]{1,20}",
+    r"[A-Za-z]{1,20}",
+    r"[a-z ]{1,20}",
+    r"[A-Za-z ]{1,20}",
+    r'[^"\\\x00-\x1f\x7f]{1,30}',
+    r"[^\n]{1,40}",
+)
+
 # The code points whose UTF-8 begins with each byte from 0xC2 on.
 _LEADS = MappingProxyType(
     {0xC0 + n: (n << 6, (n << 6) + 0x3F) for n in range(2, 32)}
@@ -98,7 +109,9 @@ class Vocabulary:
         self.end = size
         self.spelled = _spelled(tokens)
         self.backend = LLTokenizer(
-            TokenizerWrapper(_Tokens([*tokens, b""], self.end)), n_vocab=size + 1
+            TokenizerWrapper(_Tokens([*tokens, b""], self.end)),
+            n_vocab=size + 1,
+            slices=list(_SLICES),
         )
         text = np.array([bool(data) for data in tokens] + [False] * (32 * self.words - size))
         self.text: Mask = np.packbits(text, bitorder="little").view("<i4").astype(np.int32)
