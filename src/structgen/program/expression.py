@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypedDict, Unpack, get_args
+from typing import Any, NoReturn, TypedDict, Unpack
 
 import msgspec
 
 from structgen.chat import Role
 from structgen.errors import OptionError, UnsupportedError
 from structgen.options import GenOptions, request_from, unknown_option
-from structgen.output.choices import Method, checked_choices
-from structgen.output.reasoning import FAMILIES
+from structgen.output.choices import Method, check_method, checked_choices
+from structgen.output.reasoning import check_family
 from structgen.output.types import Form, form_of
 from structgen.sampling import check_range, check_whole
 
@@ -203,9 +203,8 @@ def select(
     check_range("temperature", given.get("temperature"), 0.0, 1e6, optional=True)
     check_range("timeout", given.get("timeout"), 0.0, 1e9, open_low=True, optional=True)
     check_whole("seed", given.get("seed"), low=0, high=2**63 - 1, optional=True)
-    by, methods = given.get("by", "token_length_normalized"), get_args(Method)
-    if by not in methods:
-        raise OptionError("by", f"expected one of {', '.join(methods)}, got {by!r}")
+    if "by" in given:
+        check_method(given["by"])
     if given.get("temperature") and given.get("by", "sum") != "sum":
         raise OptionError(
             "by", "it decides at temperature 0; a draw is made from the exact distribution"
@@ -260,8 +259,7 @@ def assistant_end() -> Expression:
 
 def separate_reasoning(content: Expression, family: str) -> Expression:
     """The same with what every `gen` in it thinks aloud split off; see `CallOptions.reasoning`."""
-    if family not in FAMILIES:
-        raise OptionError("reasoning", f"expected one of {', '.join(FAMILIES)}, got {family!r}")
+    check_family(family)
     return Chain(tuple(_reasoned(each, family) for each in atoms(content)))
 
 
@@ -297,8 +295,8 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
     check_whole("n", n, low=1, optional=True)
     _check_pick(pick, n)
     check_range("timeout", timeout, 0.0, 1e9, open_low=True, optional=True)
-    if reasoning is not None and reasoning not in FAMILIES:
-        raise OptionError("reasoning", f"expected one of {', '.join(FAMILIES)}, got {reasoning!r}")
+    if reasoning is not None:
+        check_family(reasoning)
     described: Any = type_  # whether it is a type is for `form_of` to say
     form: Form[Any] | None = None if type_ is str else form_of(described)
     constrained = given.get("regex") is not None
