@@ -238,7 +238,9 @@ class TestSelecting:
     async def test_draws_from_the_distribution_by_the_seed(self) -> None:
         async def body(s: State) -> Any:
             s += "Q"
-            return [await s.copy().select(choices=["yes", "no"], temperature=3.0) for _ in range(40)]
+            return [
+                await s.copy().select(choices=["yes", "no"], temperature=3.0) for _ in range(40)
+            ]
 
         backend = ScriptedBackend(score=self.scores)
         one = (await run(body, backend, seed=1)).value
