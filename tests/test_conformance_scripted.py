@@ -161,7 +161,7 @@ class TestRefusals:
     ) -> None:
         asked = Request(prompt=PROMPT, constraint=constraint)
 
-        assert await completion_of(ScriptedBackend(good), asked)
+        assert (await completion_of(ScriptedBackend(good), asked)).text == good
         with pytest.raises(AssertionError, match=message):
             await completion_of(ScriptedBackend(bad), asked)
 

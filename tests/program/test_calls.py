@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 import msgspec
 import pytest
 
+from structgen import gen
 from structgen.errors import (
+    BudgetError,
     DeadlineError,
     IncompleteOutputError,
     InvalidOutputError,
@@ -138,7 +141,7 @@ class TestTypes:
 
 class TestSelecting:
     @staticmethod
-    def scores(prompt: str, choice: str) -> float:
+    def scores(_: str, choice: str) -> float:
         return {"yes": -1.0, "no": -4.0, "maybe so": -2.0}[choice.strip()]
 
     async def test_takes_the_best_by_the_method(self) -> None:
@@ -298,8 +301,26 @@ class TestReasoning:
         assert (answer, thoughts) == ("because", "why")
 
 
+async def timed_stream(s: State) -> None:
+    async with s.stream("a", timeout=0.01) as pieces:
+        [piece async for piece in pieces]
+
+
+async def timed_settle(s: State) -> None:
+    s += gen("a", timeout=0.01)
+    await s
+
+
+TIMED: dict[str, Callable[[State], Awaitable[Any]]] = {
+    "gen": lambda s: s.gen("a", timeout=0.01),
+    "stream": timed_stream,
+    "select": lambda s: s.select("a", ["x", "y"], timeout=0.01),
+    "settle": timed_settle,
+}
+
+
 class TestTimeouts:
-    @pytest.mark.parametrize("operation", ["gen", "stream", "select", "settle"])
+    @pytest.mark.parametrize("operation", TIMED)
     async def test_end_the_call_by_an_error_and_leave_the_state(self, operation: str) -> None:
         class Slow(ScriptedBackend):
             async def turn(self) -> None:
@@ -310,26 +331,9 @@ class TestTimeouts:
         async def body(s: State) -> Any:
             s += "Q"
             with pytest.raises(DeadlineError, match=r"within its timeout of 0\.01 s"):
-                match operation:
-                    case "gen":
-                        await s.gen("a", timeout=0.01)
-                    case "stream":
-                        async with s.stream("a", timeout=0.01) as pieces:
-                            [piece async for piece in pieces]
-                    case "select":
-                        await s.select("a", ["x", "y"], timeout=0.01)
-                    case _:
-                        s += gen_a()
-                        try:
-                            await s
-                        finally:
-                            s.discard()
+                await TIMED[operation](s)
+            s.discard()
             return s.text()
-
-        def gen_a() -> Any:
-            from structgen import gen
-
-            return gen("a", timeout=0.01)
 
         assert (await run(body, backend)).value == "Q"
         assert backend.running == 0
@@ -347,8 +351,6 @@ class TestBudgets:
 
         backend = ScriptedBackend("abcdefgh")
 
-        from structgen.errors import BudgetError
-
         with pytest.raises(BudgetError, match="more than its budget of 20 tokens") as info:
             await Program(body).budget(tokens=20).run(backend)
         assert info.value.budget == "tokens"
@@ -356,8 +358,6 @@ class TestBudgets:
         assert backend.running == 0
 
     async def test_of_tokens_cut_the_branches_that_are_live(self) -> None:
-        from structgen.errors import BudgetError
-
         errors: list[BaseException] = []
 
         async def body(s: State) -> None:
@@ -380,8 +380,6 @@ class TestBudgets:
         assert (backend.running, backend.aborted) == (0, 3)
 
     async def test_of_seconds_end_the_run(self) -> None:
-        from structgen.errors import BudgetError
-
         async def body(s: State) -> None:
             s += "Q"
             await asyncio.sleep(3600)
@@ -403,7 +401,7 @@ class TestBudgets:
 
 class TestBinding:
     async def test_is_like_partial(self) -> None:
-        async def body(s: State, one: int, two: int = 2, *, three: int = 3) -> Any:
+        async def body(_: State, one: int, two: int = 2, *, three: int = 3) -> Any:
             return one, two, three
 
         bound: Any = Program(body).bind(two=20, three=30)

@@ -114,7 +114,7 @@ class TestVariables:
     async def test_must_have_names(self) -> None:
         async def body(s: State) -> None:
             s += "x"
-            await s.gen(12)  # type: ignore[arg-type]  # the mistake under test
+            await s.gen(12)  # type: ignore[call-overload]  # the mistake under test
 
         with pytest.raises(TypeError, match="name of a variable is a str, got 12"):
             await run(body)
@@ -158,7 +158,7 @@ class TestGenerating:
     async def test_refuses_unknown_options(self) -> None:
         async def body(s: State) -> None:
             s += "x"
-            await s.gen("a", heat=1)  # type: ignore[call-arg]  # the mistake under test
+            await s.gen("a", heat=1)  # type: ignore[call-overload]  # the mistake under test
 
         with pytest.raises(OptionError, match="heat: unknown option"):
             await run(body)

@@ -81,8 +81,8 @@ async def expressions(s: State) -> None:
     branches += gen("b")
     branches += numbered
     branches[0] += gen("d")
-    assert_type(await s, State)  # type: ignore[unused-awaitable]  # it is only looked at
-    assert_type(await s.settle(), State)  # type: ignore[unused-awaitable]  # it is only looked at
+    assert_type(await s, State)
+    assert_type(await s.settle(), State)
     assert_type(await s.tokens(), tuple[int, ...])
     assert_type(await s.prime(), Usage)
     with s.var_scope("v"):

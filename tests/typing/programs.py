@@ -68,7 +68,7 @@ def numbered(index: int) -> str:
 async def branching(s: State) -> None:
     branches = s.fork(2)
     assert_type(branches, Branches)
-    assert_type(branches[0], State)  # type: ignore[unused-awaitable]  # it is only looked at
+    assert_type(branches[0], State)
     assert_type(branches["x"], list[Any])
     branches += "text"
     branches += numbered
