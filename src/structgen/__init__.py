@@ -34,7 +34,9 @@ from structgen.program.blocking import blocking
 from structgen.program.branches import Branches
 from structgen.program.combine import Vote, Winner
 from structgen.program.expression import (
+    CallOptions,
     Expression,
+    SelectOptions,
     assistant,
     assistant_begin,
     assistant_end,
@@ -87,6 +89,7 @@ __all__ = (
     "Backend",
     "BatchResults",
     "Branches",
+    "CallOptions",
     "Capabilities",
     "Choice",
     "ChoiceScore",
@@ -115,6 +118,7 @@ __all__ = (
     "Sampling",
     "Score",
     "Scores",
+    "SelectOptions",
     "State",
     "StructgenError",
     "Text",

@@ -401,3 +401,36 @@ class TestWhatIsForgotten:
             return branches["a"]
 
         assert (await Program(program).run(replying(a="one"))).value == ["one", "one"]
+
+
+class TestJoiningWithErrors:
+    async def test_keeps_their_places_and_tries_nothing_again(self) -> None:
+        def fail(request: Request) -> None:
+            if request.lineage.branch == (1,):
+                raise OSError("no route")
+
+        backend = ScriptedBackend("one", fail=fail)
+
+        async def body(s: State) -> Any:
+            s += "A "
+            async with s.fork(3) as branches:
+                for branch in branches:
+                    branch.append(gen("a"))
+                await branches.join(return_exceptions=True)
+            return s["a"]
+
+        one, error, three = (await run(body, backend)).value
+
+        assert (one, three) == ("one", "one")
+        assert isinstance(error, OSError)
+
+
+class TestStreams:
+    @pytest.mark.parametrize("option", [{"n": 2}, {"type": int}, {"choices": ["a"]}])
+    async def test_refuse_what_needs_the_whole_output(self, option: Any) -> None:
+        async def body(s: State) -> None:
+            s += "A "
+            with pytest.raises(OptionError, match="needs the whole output"):
+                s.stream("a", **option)
+
+        await run(body)

@@ -257,6 +257,9 @@ class Branches:
             errors = await asyncio.gather(
                 *(operations.settle(cursor) for cursor in self._cursors), return_exceptions=True
             )
+            for cursor, error in zip(self._cursors, errors, strict=True):
+                if error is not None:
+                    cursor.discard()  # it has been handed out: nobody is to try it again
         else:
             await self.settle()
         if mode == "gather":

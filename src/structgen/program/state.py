@@ -318,6 +318,10 @@ class State:
         exception keeps nothing. Options and errors are those of `gen`; values that need the
         whole output (`type`, `n`, `choices`) are not for streams.
         """
+        if refused := sorted({"type", "n", "pick", "choices", "by"} & options.keys()):
+            raise OptionError(
+                refused[0], "it needs the whole output, which a stream does not wait for; use gen()"
+            )
         call = expression.call_of(name, str, None, 0, None, None, options)
         assert isinstance(call, Gen), "no choices were given"
         return Pieces(self._cursor, call)
