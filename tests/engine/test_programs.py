@@ -279,7 +279,8 @@ class TestTwoEngines:
                 async with s.fork(2) as branches:
                     texts = await branches.map(lambda _, __: everything.run(two))
                 s += texts[0].value
-                return await s.gen("x", max_tokens=3, **GREEDY)
+                said: str = await s.gen("x", max_tokens=3, **GREEDY)
+                return said
 
             text = (await outer.run(one)).value
             await until_idle(one)
