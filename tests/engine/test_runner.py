@@ -10,6 +10,7 @@ from torch import Tensor
 from structgen import Engine
 from structgen.core.batch import Batch, Picked
 from structgen.engine.runner import Runner
+from structgen.grammar.matcher import Mask
 from structgen.models.linear import padded_rows
 
 
@@ -27,8 +28,8 @@ class Recording:
         self.rows.add(logits_rv.untyped_storage().nbytes() // (logits_rv.shape[1] * 4))
         return logits_rv
 
-    def pick(self, logits_rv: Tensor, batch: Batch) -> Picked:
-        return self._runner.pick(logits_rv, batch)
+    def pick(self, logits_rv: Tensor, batch: Batch, mask: Mask | None = None) -> Picked:
+        return self._runner.pick(logits_rv, batch, mask)
 
 
 class TestEveryStep:
