@@ -280,7 +280,7 @@ class TestProgress:
 
         await run_batch(look, [1, 2], concurrency=1, progress=True)
 
-        assert "0/2" in seen[0]
+        assert ["0/2" in seen[0], "1/2" in seen[1]] == [True, True]
         assert "2/2" in terminal.getvalue()
 
     async def test_is_one_line_at_the_end_where_there_is_no_terminal(
@@ -556,12 +556,12 @@ class TestLeavingAStreamOfResults:
                     return 1
                 raise AssertionError
 
-        clean = Clean()
+        clean, crowd = Clean(), Crowd()
 
-        async with BatchResults(same, Stubborn()):
+        async with BatchResults(crowd, Stubborn()):
             await turns(3)
 
-        assert clean.left() == set()
+        assert (crowd.started, clean.left()) == (0, set())
 
     async def test_by_cancellation_at_any_moment_leaves_nothing(self) -> None:
         backend, closed = ScriptedBackend("abcdefgh"), list[str]()

@@ -6,7 +6,8 @@ import asyncio
 import signal
 import threading
 from collections.abc import Coroutine, Iterator
-from contextvars import ContextVar
+from concurrent.futures import Future
+from contextvars import ContextVar, copy_context
 from typing import Any, Self
 
 import anyio.to_thread
@@ -30,6 +31,7 @@ class Opened(ScriptedBackend):
     def __init__(self, replies: str = "abcdefgh", **options: Any) -> None:
         super().__init__(replies, **options)
         self.entered = self.open = False
+        self.opener = ""
         self.loop: asyncio.AbstractEventLoop | None = None
         self.reason: BaseException | None = None
         self.refuses: Exception | None = None
@@ -38,7 +40,7 @@ class Opened(ScriptedBackend):
     async def __aenter__(self) -> Self:
         if self.entered:
             raise EngineError("this engine has been opened before; make a new one")
-        self.entered = True
+        self.entered, self.opener = True, NAME.get()
         await anyio.to_thread.run_sync(lambda: None)
         if self.refuses is not None:
             raise self.refuses
@@ -46,7 +48,9 @@ class Opened(ScriptedBackend):
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        assert asyncio.get_running_loop() is self.loop
+        task = asyncio.current_task()
+        assert task is not None
+        assert (asyncio.get_running_loop() is self.loop, task.cancelling()) == (True, 0)
         await anyio.to_thread.run_sync(lambda: None)
         self.open, self.reason = False, error
         if self.fails_to_close is not None:
@@ -143,8 +147,10 @@ class TestRunningAProgram:
             return NAME.get()
 
         NAME.set("Ada")
+        engine = Opened()
 
-        assert run_sync(name, Opened()) == "Ada"
+        assert run_sync(name, engine) == "Ada"
+        assert engine.opener == "Ada"
 
     def test_ends_the_tasks_that_it_left_behind(self) -> None:
         tasks: list[asyncio.Task[None]] = []
@@ -269,11 +275,17 @@ class TestKeepingAnEngineOpen:
             pass
 
     def test_tells_threads_that_wait_when_it_is_left(self) -> None:
-        started, errors = threading.Event(), list[BaseException]()
+        backend, started, errors = Opened(), threading.Event(), list[BaseException]()
+        open_at_the_end = False
 
         async def wait(_backend: Backend) -> None:
+            nonlocal open_at_the_end
             started.set()
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                open_at_the_end = backend.open
 
         def call() -> None:
             try:
@@ -281,12 +293,13 @@ class TestKeepingAnEngineOpen:
             except EngineClosedError as error:
                 errors.append(error)
 
-        with blocking(Opened()) as engine:
+        with blocking(backend) as engine:
             thread = threading.Thread(target=call)
             thread.start()
             started.wait()
         thread.join()
 
+        assert open_at_the_end
         assert "was left while this program ran" in str(errors[0])
 
     def test_closes_with_the_error_of_the_block(self) -> None:
@@ -359,14 +372,22 @@ class TestCtrlC:
         assert not engine.open
 
     def test_leaves_the_engine_of_a_block_in_use(self) -> None:
+        cleaned = False
+
         async def program(_backend: Backend) -> None:
+            nonlocal cleaned
             interrupt()
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                cleaned = True
 
         with blocking(Opened()) as engine:
             with pytest.raises(KeyboardInterrupt):
                 engine.run(program)
 
+            assert cleaned
             assert run_sync(saying("x"), engine).value == "xabcdefgh"
 
 
@@ -379,22 +400,50 @@ class TestALoopThatDies:
             asyncio.get_running_loop().call_soon(die)
             await asyncio.Event().wait()
 
-        backend = Opened()
+        backend, errors = Opened(), list[str]()
 
         def work() -> None:
             with blocking(backend) as engine:
-                with pytest.raises(EngineClosedError, match="was left while this program ran"):
-                    engine.run(program)
-                with pytest.raises(EngineClosedError, match="is not open"):
-                    engine.run(forever)
+                for each in (program, forever):
+                    try:
+                        engine.run(each)
+                    except EngineClosedError as error:
+                        errors.append(str(error))
 
         with pytest.raises(SystemExit):
             work()
+        assert "was left while this program ran" in errors[0]
+        assert "this backend is not open" in errors[1]
         assert not backend.open
 
 
+class TestAThreadThatStartsTooLate:
+    @pytest.mark.parametrize("stop", [Blocked._close, Blocked._stop], ids=["closed", "stopped"])
+    def test_opens_nothing(self, stop: Any) -> None:
+        backend = Opened()
+        engine = blocking(backend)
+        engine._scope, engine._context = backend, copy_context()
+        stop(engine)
+
+        engine._thread.start()
+        engine._thread.join(5)
+
+        assert not engine._thread.is_alive()
+        assert not backend.entered
+
+
+class TestACallThatWasNeverSent:
+    def test_is_not_waited_for_when_it_is_withdrawn(self) -> None:
+        outcome: Future[None] = Future()
+
+        with blocking(Opened()) as engine:
+            engine._withdraw(outcome)
+
+        assert isinstance(outcome.exception(), asyncio.CancelledError)
+
+
 class TestAThreadThatCannotStart:
-    def test_leaves_no_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(_thread: threading.Thread) -> None:
             raise RuntimeError("can't start new thread")
 
@@ -404,7 +453,8 @@ class TestAThreadThatCannotStart:
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 engine.__enter__()
 
-        assert engine._loop.is_closed()
+        with pytest.raises(EngineClosedError):
+            engine.run(forever)
 
 
 def accepts_any_coroutine(backend: Backend) -> Coroutine[Any, Any, int]:

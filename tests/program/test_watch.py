@@ -413,6 +413,27 @@ class TestLeavingEarly:
 
         assert await cancel_everywhere(work, check) > 3
 
+    async def test_heeds_a_cancellation_that_comes_while_it_cleans_up(self) -> None:
+        cleaning = asyncio.Event()
+
+        async def body(_s: State, _tell: Tell) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaning.set()
+                await turns(5)
+
+        async def work() -> None:
+            async with watched(body):
+                await turns(3)
+
+        task = asyncio.create_task(work())
+        await cleaning.wait()
+        task.cancel()
+        await asyncio.wait([task])
+
+        assert task.cancelled()
+
     async def test_by_a_second_cancellation_still_cleans_up(self) -> None:
         cleaning, cleaned = asyncio.Event(), asyncio.Event()
 

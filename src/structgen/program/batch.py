@@ -151,7 +151,6 @@ class BatchResults(Generic[T]):
             await cut([self._feeder, *(task for _, task in self._window)])
         finally:
             self._window.clear()
-            self._arrival.set()
         # What failed before, and was not read, is of no interest any more; closing the source is.
         if closing and not self._feeder.cancelled() and (error := self._feeder.exception()):
             raise error

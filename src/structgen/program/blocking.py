@@ -13,6 +13,7 @@ behind, and a cancelled call there is not waited for.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -64,18 +65,20 @@ class Blocked:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         # A daemon: an interpreter that a second Ctrl-C ends does not wait for it.
         self._thread = threading.Thread(
             target=self._run_loop, name="structgen blocking", daemon=True
         )
+        self._entered = False
         self._scope: AbstractAsyncContextManager[Backend] | None = None
         self._reason: Reason = (None, None, None)
         self._opened: Future[None] = Future()
         self._closed: Future[None] = Future()
-        # Whoever sends a call holds the lock, so that it never goes to a loop that has ended.
+        # Under the lock: whether the thread has come to its loop, or need not any more, since a
+        # Ctrl-C may come while it starts; and whether it takes calls, so that none is sent to a
+        # loop that has ended.
         self._lock = threading.Lock()
-        self._accepting = False
+        self._alive = self._abandoned = self._accepting = False
         # Only the loop's own thread touches what follows.
         self._calls: dict[asyncio.Task[Any], Future[Any]] = {}
         self._serving: asyncio.Task[None] | None = None
@@ -84,10 +87,10 @@ class Blocked:
     # ------------------------------------------------------------ the block
 
     def __enter__(self) -> Self:
-        if self._scope is not None or self._thread.ident is not None:
+        if self._entered:
             raise StateError("this block was entered before; call blocking() again")
-        self._scope = _to_open(self._backend)
-        self._loop = self._runner.get_loop()
+        self._scope, self._entered = _to_open(self._backend), True
+        self._context = contextvars.copy_context()
         try:
             self._thread.start()
             self._opened.result()
@@ -118,43 +121,51 @@ class Blocked:
                 "write `await program.run(backend, ...)` there"
             )
         outcome: Future[T] = Future()
+        try:
+            self._send(start, outcome)
+            return outcome.result()
+        except BaseException:
+            self._withdraw(outcome)
+            raise
+
+    def _send(self, start: Start[T], outcome: Future[T]) -> None:
         with self._lock:
             if not self._accepting:
                 raise EngineClosedError(
                     "this backend is not open: use it inside `with blocking(...) as engine:`"
                 )
             self._loop.call_soon_threadsafe(self._begin, start, outcome)
-        try:
-            return outcome.result()
-        except BaseException:
-            if not outcome.done():  # the wait was interrupted, not the program
-                self._loop.call_soon_threadsafe(self._cancel, outcome)
-                outcome.exception()
-            raise
+
+    def _withdraw(self, outcome: Future[Any]) -> None:
+        """If it was the wait that was interrupted: cancel the call, and wait until it has ended."""
+        with self._lock:
+            if outcome.done() or not self._accepting:
+                return
+            self._loop.call_soon_threadsafe(self._cancel, outcome)
+        outcome.exception()
 
     def _close(self) -> None:
         """End what runs, close the backend, and wait for the thread."""
-        self._refuse_calls()
-        if self._thread.ident is None:
-            self._loop.close()  # the thread could not be started
-            return
-        with suppress(RuntimeError):  # the loop has ended by itself
-            self._loop.call_soon_threadsafe(self._stop)
-        self._thread.join()
-
-    def _refuse_calls(self) -> None:
         with self._lock:
             self._accepting = False
+            self._abandoned = not self._alive
+        if not self._abandoned:
+            with suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._stop)
+        if self._thread.is_alive():
+            self._thread.join()
 
     # ------------------------------------------------------------ in the loop's thread
 
     def _run_loop(self) -> None:
         try:
-            with self._runner:
-                try:
-                    self._runner.run(self._serve())
-                finally:
-                    self._refuse_calls()
+            with asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
+                with self._lock:
+                    if self._abandoned:
+                        return
+                    self._alive = True
+                runner.run(self._serve(), context=self._context)
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for this
             if not self._opened.done():
                 self._opened.set_exception(error)
@@ -184,7 +195,8 @@ class Blocked:
         except asyncio.CancelledError:
             self._serving.uncancel()
         self._stopped = True
-        self._refuse_calls()
+        with self._lock:
+            self._accepting = False
         try:
             await cut(self._calls)
         finally:
@@ -217,6 +229,9 @@ class Blocked:
         for task, waiting in self._calls.items():
             if waiting is outcome:
                 task.cancel()
+                return
+        if not outcome.done():  # interrupted before it was sent
+            outcome.set_exception(asyncio.CancelledError())
 
     def _end(self, task: asyncio.Task[tuple[Any, BaseException | None]]) -> None:
         """Hand over what a call has ended with."""
