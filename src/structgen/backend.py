@@ -45,7 +45,11 @@ class Backend(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this backend can do."""
+        """What this backend can do.
+
+        One that has to be opened first (an async context manager) raises `EngineClosedError`
+        while it is not: that is how `run_sync` knows that it has to open it.
+        """
         ...
 
     @property

@@ -382,6 +382,11 @@ class Program(Generic[P, R]):
                 f"run() takes a backend; on a State, call the program inline: "
                 f"`await {self.__name__}(s, ...)`"
             )
+        if isinstance(backend, Blocked):
+            raise TypeError(
+                f"run() cannot await what blocking() keeps on a loop of its own; call "
+                f"{self.__name__}.run_sync(...) with it"
+            )
         if not hasattr(backend, "generate"):
             raise TypeError(
                 f"run() takes an engine or another backend first, got {type(backend).__name__}; "
