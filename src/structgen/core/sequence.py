@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, deque
+from hashlib import blake2b
 
 import msgspec
 import numpy as np
@@ -235,3 +236,9 @@ def _scored(job: Job) -> tuple[int, int]:
     assert len(candidates.each) == length + 1 - candidates.first, "a position is left out"
     assert all(ids.size for ids in candidates.each), "a position is without candidates"
     return candidates.first, length + 1
+
+
+def seed_of(seed: int, number: int) -> int:
+    """Seed of the n-th request of an engine with `seed`, where the request has none of its own."""
+    digest = blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import itertools
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -26,7 +25,7 @@ from structgen.chat import Chat
 from structgen.core.core import Core, Failure, Outcome
 from structgen.core.promise import PromisedText
 from structgen.core.radix import Ids
-from structgen.core.sequence import Candidates, Job
+from structgen.core.sequence import Candidates, Job, seed_of
 from structgen.core.text import TextStream
 from structgen.engine.config import EngineOptions, config_from
 from structgen.engine.constraints import Constraints, check
@@ -261,8 +260,7 @@ class Engine:
     ) -> Scores:
         """Exact log-probabilities of each continuation after the prompt; see `Backend.score`.
 
-        The prompt, and what continuations have in common, is computed once. What does not fit
-        the context or the pool is refused before any work.
+        What does not fit the context or the pool is refused before any work.
         """
         request = Request(prompt=self._prompt(prompt), lineage=lineage, namespace=namespace)
         before, read = await self._encode(request), functools.partial(self._read, request)
@@ -345,7 +343,7 @@ class Engine:
             id=number,
             request=request,
             sampling=sampling,
-            seed=_seed(self.config.seed, number) if sampling.seed is None else sampling.seed,
+            seed=seed_of(self.config.seed, number) if sampling.seed is None else sampling.seed,
             prompt=ids,
             end_ids=frozenset(loaded.checkpoint.defaults.end_ids),
             text=text,
@@ -463,12 +461,6 @@ class Engine:
 
 async def _joined(deltas: DeltaStream, tokenizer: str = "") -> Completion:
     return join_deltas([delta async for delta in deltas], tokenizer)
-
-
-def _seed(seed: int, number: int) -> int:
-    """Seed of the n-th request of an engine, where the request has none of its own."""
-    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def _check_ids(option: str, ids: Sequence[int], vocabulary: int) -> None:
