@@ -174,7 +174,7 @@ def _drawn(job: Job, tag: int, so_far: Expected) -> tuple[int | None, bool]:
         return token, token in stop_ids
     illegal = {t for t in range(5) if not begins(pattern, so_far.text + LETTERS[t])}
     # Stop tokens are for where the output is complete; elsewhere they are text.
-    may_end = matches(pattern, so_far.text) and (enough or len(illegal) == 5)
+    may_end = matches(pattern, so_far.text) and enough
     ends = stop_ids if may_end else set()
     token = next_token(tag, illegal - ends)
     return token, token in ends

@@ -171,13 +171,14 @@ class Sequence:
     def bind(self, row: Mask) -> None:
         """Write the mask of the token to be drawn next; only for a sequence with a matcher.
 
-        Stop tokens are allowed where the output is complete and has `min_tokens`, or where nothing
-        else is left; elsewhere those with a text are text, and the model's own are not allowed.
+        Stop tokens are allowed where the output is complete and has `min_tokens`; elsewhere those
+        with a text are text, and the model's own are not allowed. (Where nothing else is left,
+        the output has ended already: see `ending`.)
         """
         assert self.matcher is not None
         try:
             self.matcher.fill(row)
-            self.may_end = self.matcher.complete and (self.enough or not row.any())
+            self.may_end = self.matcher.complete and self.enough
         except StructgenError as error:
             self.fault = error
             row[:] = 0
