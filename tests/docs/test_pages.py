@@ -110,7 +110,7 @@ class TestTheTablesOfDefaults:
     def test_list_every_option_of_a_generation(self) -> None:
         listed = set(rows("defaults.md", "Generation"))
 
-        assert listed == set(GenOptions.__annotations__) - {"regex"}
+        assert listed == set(GenOptions.__annotations__)
 
     def test_list_every_option_of_an_engine(self) -> None:
         assert set(rows("defaults.md", "Engine")) == set(EngineConfig.__struct_fields__)
