@@ -562,6 +562,33 @@ class TestMasks:
 
         assert set(tokens.tolist()) == {5, 400}
 
+    @pytest.mark.parametrize("count", [0, 1, 7, 4096, 4097, 8999, 9000])
+    @pytest.mark.parametrize("temperature", [0.0, 0.7, 2.0])
+    def test_draw_as_if_all_other_logits_were_infinitely_low(
+        self, count: int, temperature: float
+    ) -> None:
+        rng = np.random.default_rng(count)
+        logits = np.round(random_logits(15, 12, 9000), 1)  # with ties
+        allowed = [set(rng.choice(9000, count, replace=False).tolist()) for _ in range(12)]
+        rows = [Row(temperature=temperature, seed=n, position=n, mask_row=n) for n in range(12)]
+        rows[3] = msgspec.structs.replace(rows[3], top_k=1)
+        rows[4] = msgspec.structs.replace(rows[4], top_k=50)
+        rows[5] = msgspec.structs.replace(rows[5], top_p=0.9)
+        rows[6] = msgspec.structs.replace(rows[6], mask_row=-1)
+        biased = (edit(7, bias_ids=np.array([3]), bias_values=np.array([4.0], np.float32)),)
+        masked = np.full_like(logits, -np.inf)
+        for n, tokens in enumerate(allowed):
+            free = range(9000) if n == 6 else sorted(tokens)
+            masked[n, free] = logits[n, free]
+        bare = [msgspec.structs.replace(row, mask_row=-1) for row in rows]
+
+        mask = packed(*allowed, vocabulary=9000)
+        picked = pick(tensor(*logits), rows_of(*rows, edits=biased), mask)
+        expected = pick(tensor(*masked), rows_of(*bare, edits=biased))
+
+        assert picked.tokens_r.tolist() == expected.tokens_r.tolist()
+        assert picked.broken_r.tolist() == expected.broken_r.tolist()
+
 
 class TestLogprobs:
     def test_are_those_of_the_raw_logits(self) -> None:

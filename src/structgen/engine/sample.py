@@ -29,9 +29,14 @@ from torch import Tensor
 
 from structgen.core.batch import LogitEdit, Picked, SamplingRows
 from structgen.kernels.draw import Terms, draw, leaders, peaks, some
+from structgen.kernels.noise import gumbel
 
 # Rows whose log-softmax is held at once: bounds memory when a whole prompt is scored.
 _SCORED_ROWS = 64
+
+# A mask that allows no more tokens than this is worth a look at those alone.
+_FEW = 4096
+_BITS = np.array([byte.bit_count() for byte in range(256)], np.uint8)  # set in each byte
 
 Top = tuple[tuple[int, float], ...]
 
@@ -50,7 +55,10 @@ def pick(logits_rv: Tensor, rows: SamplingRows, mask: Tensor | None = None) -> P
     peak_r, token_r = peaks(logits_rv)
     broken_r = ~np.isfinite(peak_r)
     token_r = np.where(rows.target_r < 0, token_r, rows.target_r)
-    if (drawn := np.flatnonzero(_shaped(rows) & ~broken_r)).size:
+    shaped_r = _shaped(rows) & ~broken_r
+    if mask is not None and mask.is_cpu:
+        shaped_r &= ~_legal_peaks(rows, token_r, mask)
+    if (drawn := np.flatnonzero(shaped_r)).size:
         token_r[drawn] = _draw(logits_rv, rows, drawn, mask)
         broken_r |= token_r < 0
     token_r[broken_r] = -1
@@ -75,6 +83,17 @@ def _shaped(rows: SamplingRows) -> NDArray[np.bool_]:
     return shaped_r & (rows.target_r < 0)
 
 
+def _legal_peaks(rows: SamplingRows, token_r: NDArray[np.int64], mask: Tensor) -> NDArray[np.bool_]:
+    """The greedy rows whose likeliest token the mask allows: no other token can be drawn there."""
+    legal_r: NDArray[np.bool_] = (rows.temperature_r == 0) | (rows.top_k_r == 1)
+    legal_r &= (rows.mask_row_r >= 0) & (rows.target_r < 0)
+    legal_r[[edit.row for edit in rows.edits]] = False
+    token_n = token_r[legal_r]
+    word_n = mask.numpy()[rows.mask_row_r[legal_r], token_n >> 5]
+    legal_r[legal_r] = (word_n >> (token_n & 31).astype(np.int32)) & 1 == 1
+    return legal_r
+
+
 # ---------------------------------------------------------------- drawing
 
 
@@ -82,6 +101,12 @@ def _draw(
     logits_rv: Tensor, rows: SamplingRows, drawn: NDArray[np.int64], mask: Tensor | None
 ) -> NDArray[np.int64]:
     """Tokens of the rows `drawn`; -1 where edits and mask leave nothing, or nothing finite."""
+    if mask is not None and mask.is_cpu and (few_n := _with_few(rows, drawn, mask)).any():
+        token_n = np.empty(len(drawn), np.int64)
+        token_n[few_n] = _draw_few(logits_rv, rows, drawn[few_n], mask)
+        if not few_n.all():
+            token_n[~few_n] = _draw(logits_rv, rows, drawn[~few_n], mask)
+        return token_n
     # A copy, because the raw logits are needed for log-probabilities afterwards.
     x_nv = logits_rv[torch.from_numpy(drawn).to(logits_rv.device)]
     place = {int(row): n for n, row in enumerate(drawn)}
@@ -97,6 +122,58 @@ def _draw(
     noisy_n = finite_n & (rows.temperature_r[drawn] > 0) & (rows.top_k_r[drawn] != 1)
     if noisy_n.any():
         token_n[noisy_n] = _sample(some(x_nv, noisy_n), peak_n[noisy_n], rows, drawn[noisy_n])
+    return token_n
+
+
+def _with_few(rows: SamplingRows, drawn: NDArray[np.int64], mask: Tensor) -> NDArray[np.bool_]:
+    """Which of the rows `drawn` have neither edits nor filters, and a mask that allows few tokens.
+
+    Looking at those alone, a masked row costs less than one without a mask, noise above all.
+    """
+    plain_n: NDArray[np.bool_] = (rows.top_k_r[drawn] == 0) & (rows.top_p_r[drawn] == 1)
+    plain_n &= rows.min_p_r[drawn] == 0
+    plain_n |= (rows.temperature_r[drawn] == 0) | (rows.top_k_r[drawn] == 1)
+    plain_n &= rows.mask_row_r[drawn] >= 0
+    plain_n &= ~np.isin(drawn, [edit.row for edit in rows.edits])
+    if plain_n.any():
+        words = mask.numpy()[rows.mask_row_r[drawn[plain_n]]]
+        count_n: NDArray[np.int64] = _BITS.take(words.view(np.uint8)).sum(axis=1, dtype=np.int64)
+        plain_n[plain_n] = count_n <= _FEW
+    return plain_n
+
+
+def _draw_few(
+    logits_rv: Tensor, rows: SamplingRows, drawn: NDArray[np.int64], mask: Tensor
+) -> NDArray[np.int64]:
+    """Draw from the tokens that masks allow; the same as if all others were sent to -inf."""
+    words = mask.numpy()[rows.mask_row_r[drawn]]
+    bits_nv = np.unpackbits(
+        words.view(np.uint8), axis=1, count=logits_rv.shape[1], bitorder="little"
+    )
+    # Of one dimension because that is what numpy is fast in.
+    row, token = np.divmod(np.flatnonzero(bits_nv.view(np.bool_)), logits_rv.shape[1])
+    count_n = np.bincount(row, minlength=len(drawn))
+    # Each row's tokens, ascending, in front; behind them what is never drawn.
+    place = np.arange(len(row)) - np.repeat(np.cumsum(count_n) - count_n, count_n)
+    id_nc = np.zeros((len(drawn), max(int(count_n.max()), 1)), np.int64)
+    id_nc[row, place] = token
+    host_nc = np.full(id_nc.shape, -np.inf, np.float32)
+    host_nc[row, place] = logits_rv.numpy()[drawn[row], token]
+    x_nc = torch.from_numpy(host_nc)
+    peak_n, at_n = peaks(x_nc)
+    finite_n = np.isfinite(peak_n)
+    noisy_n = finite_n & (rows.temperature_r[drawn] > 0) & (rows.top_k_r[drawn] != 1)
+    if noisy_n.any():
+        chosen = drawn[noisy_n]
+        z_nc = some(x_nc, noisy_n)
+        # As in `_sample`.
+        z_nc -= torch.from_numpy(peak_n[noisy_n])[:, None]
+        z_nc /= torch.from_numpy(rows.temperature_r[chosen])[:, None]
+        noise = gumbel(
+            rows.seed_r[chosen], rows.position_r[chosen], torch.from_numpy(id_nc[noisy_n])
+        )
+        at_n[noisy_n] = peaks(noise.add_(z_nc))[1]
+    token_n: NDArray[np.int64] = np.where(finite_n, id_nc[np.arange(len(drawn)), at_n], -1)
     return token_n
 
 
