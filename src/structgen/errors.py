@@ -34,6 +34,7 @@ A message says what happened, to what, and what to write instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -176,3 +177,12 @@ class RoleError(StateError):
 
 class JoinError(StateError):
     """The branches cannot be joined in the mode that was asked for."""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, whatever its nesting; or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, assert_never
 
 from structgen.errors import OptionError
 from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Prompt, Regex, Request
-from structgen.sampling import Sampling, Want
+from structgen.sampling import Sampling, Want, check_text
 
 
 class GenOptions(TypedDict, total=False):
@@ -58,6 +58,7 @@ def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> R
     options = {name: value for name, value in options.items() if value is not None}
     sampling = {name: value for name, value in options.items() if name in _SAMPLING}
     if (regex := options.get("regex")) is not None:
+        check_text("regex", regex)
         fields["constraint"] = Regex(regex)
     return Request(
         prompt=prompt,
@@ -66,6 +67,18 @@ def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> R
         **{name: options[name] for name in _REQUEST & options.keys()},
         **fields,
     )
+
+
+def frozen(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options, with nothing in them that can be used up or changed by others."""
+    made = dict(options)
+    for name in ("stop", "stop_regex", "stop_token_ids"):
+        value = made.get(name)
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+            made[name] = tuple(value)
+    if isinstance(bias := made.get("logit_bias"), Mapping):
+        made["logit_bias"] = dict(bias)
+    return made
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:

@@ -36,6 +36,12 @@ def check_whole(
         raise OptionError(name, f"must be {bound}, got {_shown(value)}")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise `OptionError` for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise OptionError(name, f"expected True or False, got {value!r:.80}")
+
+
 def check_text(name: str, value: object) -> None:
     """Raise `OptionError` for what is no string."""
     if not isinstance(value, str):
@@ -125,6 +131,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        check_flag("ignore_eos", self.ignore_eos)
         check_whole("max_tokens", self.max_tokens, low=1, optional=True)
         check_whole("top_k", self.top_k, low=0, high=INT32_MAX, optional=True)
         check_whole("min_tokens", self.min_tokens, low=0)
@@ -184,5 +191,6 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        check_flag("logprobs", self.logprobs)
         check_whole("top_logprobs", self.top_logprobs, low=0, high=20)
         check_whole("prompt_logprobs", self.prompt_logprobs, low=0, optional=True)

@@ -133,8 +133,7 @@ class TestTheEvents:
         async def start(listener: Listener) -> Result[Any]:
             thread = threading.Thread(target=lambda: listener(delta("a", "x")))
             thread.start()
-            await until(lambda: not thread.is_alive())
-            thread.join()
+            await asyncio.to_thread(thread.join)
             await heard.wait()
             return await run(_nothing)
 

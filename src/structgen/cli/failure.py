@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
-from structgen.errors import ModelNotFoundError, OptionError, StructgenError
+from structgen.errors import ModelNotFoundError, OptionError, StructgenError, leaves
 from structgen.options import nearest
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -71,15 +70,6 @@ def one_line(error: BaseException) -> str:
     else:
         text = f"{type(leaf).__name__}: {leaf}" if str(leaf) else type(leaf).__name__
     return " ".join(text.split())
-
-
-def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in a group, whatever its nesting; or the error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from leaves(inner)
-    else:
-        yield error
 
 
 def _misuse(error: typer.TyperException) -> str:

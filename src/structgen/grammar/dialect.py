@@ -37,6 +37,9 @@ MOST_CHOICE = 1_000_000  # characters of all options together
 _SAMPLE = 300  # characters of the text that a compiled pattern is tried on
 _STAR = 8  # rounds that the sample takes through a repeat without an end
 
+_POSIX_CLASS = re.compile(
+    r"\[[^\]]*(\[:\^?(?:al(?:pha|num)|x?digit|upper|lower|space|blank|punct|word|print|graph|cntrl):\])"
+)
 _ANCHORS = "anchors only stand at the ends, where they change nothing: the whole output must match"
 _NAMES = {
     OPS.GROUPREF: "a back-reference, which no automaton can follow; write the text out",
@@ -82,6 +85,11 @@ def from_regex(pattern: str, spelled: Ranges = EVERYTHING) -> Expression:
         raise ConstraintError(
             f"regex {pattern[:60]!r}...: {len(pattern)} characters, more than {MOST_CHARACTERS}; "
             "for a list of texts use choices"
+        )
+    if posix := _POSIX_CLASS.search(pattern):
+        raise ConstraintError(
+            f"regex {pattern!r:.200}: {posix[1]} is no class in Python, but a set of its letters; "
+            "write [A-Za-z], \\d, \\w or \\s"
         )
     try:
         parsed = PARSER.parse(pattern)

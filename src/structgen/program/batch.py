@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Self, TypeVar
 
 from structgen.errors import BatchError, ConcurrentUseError, OptionError, StateError
-from structgen.program.watch import cut, failure_of
+from structgen.program.tasks import cut, failure_of
 from structgen.sampling import check_whole
 
 T = TypeVar("T")

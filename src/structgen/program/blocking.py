@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar
 
 from structgen.backend import Backend
 from structgen.errors import EngineClosedError, EngineError, StateError
-from structgen.program.watch import cut, failure_of
+from structgen.program.tasks import cut, failure_of
 
 T = TypeVar("T")
 Start = Callable[[Any], Coroutine[Any, Any, T]]

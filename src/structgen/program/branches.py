@@ -21,7 +21,6 @@ from structgen.errors import (
     StateError,
     UnknownVariableError,
 )
-from structgen.events import BranchClosed
 from structgen.program import combine, operations
 from structgen.program.combine import Vote, Winner
 from structgen.program.cursor import Cursor
@@ -118,10 +117,10 @@ class Branches:
             self._make()
         assert self._start is not None
         assert self._scope is not None
-        self._open = True
         prefix = lay_out(self._start.said(), self._parent.run.chat).parts
         if prefix:
             await self._scope.open(prefix)
+        self._open = True
         return self
 
     async def __aexit__(
@@ -145,9 +144,8 @@ class Branches:
                 await self._abandon()
         finally:
             await self._scope.close()
-            if self._parent.run.heard:
-                for cursor in self._cursors:
-                    self._parent.run.tell(BranchClosed, state=cursor.number)
+            for cursor in self._cursors:
+                self._parent.run.branch_closed(cursor.number)
 
     async def _abandon(self) -> None:
         """Abort what runs on these branches and below; who waits for it gets `StateClosedError`."""
@@ -155,8 +153,8 @@ class Branches:
         leases = self._parent.run.cut(LEFT, self._scope.place)
         with anyio.CancelScope(shield=True):
             await close_all([each for each in leases if each is not self._scope])
-        for cursor in self._cursors:
-            cursor.discard()  # what waits on them was part of what failed
+        # What waits on them, or on forks of them, was part of what failed.
+        self._parent.run.discard(self._scope.place)
 
     def _require_idle(self, action: str) -> None:
         for index, cursor in enumerate(self._cursors):
@@ -245,9 +243,7 @@ class Branches:
         `ConcurrentUseError` while an operation runs on a branch or the parent.
         """
         self._made()
-        self._parent.require_idle("join()")
-        self._parent.require_settled("join()")
-        self._require_idle("join()")
+        self._require_still()
         if mode not in {"gather", "append"}:
             raise OptionError("mode", f"expected 'gather' or 'append', got {mode!r}")
         if return_exceptions and mode == "append":
@@ -262,19 +258,33 @@ class Branches:
                     cursor.discard()  # it has been handed out: nobody is to try it again
         else:
             await self.settle()
+        self._require_still()  # while the branches were settled, others could go on
         if mode == "gather":
             self._gather(errors if return_exceptions else None)
         else:
             self._append()
+
+    def _require_still(self) -> None:
+        self._parent.require_idle("join()")
+        self._parent.require_settled("join()")
+        self._require_idle("join()")
 
     def _gather(self, errors: Sequence[BaseException | None] | None) -> None:
         parent = self._parent.variables
         names = [name for cursor in self._cursors for name in cursor.variables.names()]
         if errors is not None:
             # A variable that failed in every branch is missed in all of them, not forgotten.
-            names += [name for cursor in self._cursors for name in cursor.variables.failed()]
+            names += [
+                name
+                for cursor in self._cursors
+                for name, error in cursor.variables.failed().items()
+                if parent.failed().get(name) is not error
+            ]
         new = [name for name in dict.fromkeys(names) if name not in parent]
         lists = [[self._read(index, name, errors) for index in range(self._count)] for name in new]
+        placed = {id(value) for values in lists for value in values}
+        if lost := [error for error in errors or () if error and id(error) not in placed]:
+            raise BaseExceptionGroup("errors of branches for which no list has a place", lost)
         for name, values in zip(new, lists, strict=True):
             self._parent.write(name, values)
 

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from structgen.errors import OptionError
-from structgen.program.watch import cut, failure_of
+from structgen.program.tasks import cut, failure_of
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -232,6 +232,10 @@ def _rank(indexes: Sequence[int]) -> tuple[int, float]:
 
 
 def _hashable(key: object) -> Hashable:
+    if inspect.isawaitable(key):
+        if inspect.iscoroutine(key):
+            key.close()
+        raise TypeError("vote() needs keys at once, and this key function is async; use `def`")
     try:
         hash(key)
     except TypeError:

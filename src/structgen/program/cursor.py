@@ -10,9 +10,9 @@ Used   by `State`, the face of it that programs see, by `operations`, `Pieces` a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import anyio.lowlevel
 import msgspec
@@ -26,7 +26,7 @@ from structgen.errors import (
     StateError,
     TemplateError,
 )
-from structgen.events import BranchOpened, VariableSet
+from structgen.events import VariableSet
 from structgen.program.expression import (
     CloseRole,
     CloseScope,
@@ -42,6 +42,7 @@ from structgen.program.generation import Caller
 from structgen.program.run import ForkScope, Place, Run, derived_seed
 from structgen.program.variables import Meta, Value, Variables
 from structgen.request import Constraint, Lineage, Prompt, Request, prompt_text
+from structgen.sampling import DEFAULT_MAX_TOKENS
 from structgen.transcript.chain import Closed, Opened, Segment, Transcript
 from structgen.transcript.layout import NO_CHAT, Layout, extends, lay_out
 
@@ -58,8 +59,10 @@ class Cursor:
     """A place in a transcript, and all that belongs to it."""
 
     __slots__ = (
+        "_base",
         "_calls",
         "_closing",
+        "_layers",
         "_opened",
         "_role_ahead",
         "_scope",
@@ -78,7 +81,8 @@ class Cursor:
     def __init__(self, run: Run, options: Mapping[str, Any]) -> None:
         """The cursor of a program's first state; `fork` makes the others."""
         self.run = run
-        self.options = options
+        self.options = self._base = options
+        self._layers: list[tuple[object, Mapping[str, Any]]] = []  # blocks of `using`
         self.transcript = Transcript()
         self.variables = Variables()
         self.branch: tuple[int, ...] = ()
@@ -86,9 +90,10 @@ class Cursor:
         self.number = next(run.states)
         self.busy: str | None = None
         self.pending: deque[Expression] = deque()
-        self._role_ahead: str | None = None  # the role in which the pending expressions end
+        self._role_ahead: Role | None = None  # the role in which the pending expressions end
         self._closing = False  # the role closes when the running operation ends
-        self._opened: list[tuple[str, Segment | None]] = []  # variable scopes, and their beginnings
+        # Variable scopes: number, name, and where they begin.
+        self._opened: list[tuple[int, str, Segment | None]] = []
         self._scope: ForkScope | None = None
         self._calls = 0  # generations and forks made here, failed ones included
         self._sent: Prompt = ()  # the last prompt, with what came of it
@@ -125,18 +130,20 @@ class Cursor:
         self.busy = None
         if self._closing:
             self._closing = False
-            self.transcript.close()
+            self._close()
 
     # ------------------------------------------------------------ appending
 
     def append(self, expression: Expression) -> None:
         """Append an expression: what needs no model at once, the rest when the state is awaited.
 
-        Raises `RoleError` for a role inside a role, whether it is open or only appended.
+        All of it or, where it is refused, nothing. Raises `RoleError` for a role inside a role,
+        whether it is open or only appended, and `TemplateError` for a role without a template.
         """
         self.require_idle("append()")
-        for atom in atoms(expression):
-            self._require_role(atom)
+        parts = tuple(atoms(expression))
+        self._require_roles(parts)
+        for atom in parts:
             if self.pending or isinstance(atom, Gen | Select):
                 self._queue(atom)
             else:
@@ -148,39 +155,47 @@ class Cursor:
             case Words(text):
                 self.transcript.append(text)
             case OpenRole(role):
-                if self.run.chat is None:
-                    raise TemplateError(NO_CHAT)
                 self.transcript.open(role)
             case CloseRole():
                 self.transcript.close()
-            case OpenScope(name):
-                self._opened.append((name, self.transcript.seal()))
-            case CloseScope(name):
-                opened, start = self._opened.pop()
-                if opened != name:
-                    raise StateError(
-                        f"var_scope({name!r}) ends inside var_scope({opened!r}): scopes end in the "
-                        "reverse of the order in which they began"
-                    )
-                self.write(name, _text_of(self.transcript, start))
+            case OpenScope(name, number):
+                self._opened.append((number, name, self.transcript.seal()))
+            case CloseScope(name, number):
+                self._close_scope(name, number)
             case _:
                 raise AssertionError(atom)
 
-    def leave_scope(self, name: str, error: BaseException) -> None:
+    def _close_scope(self, name: str, number: int) -> None:
+        if number not in {each for each, _, _ in self._opened}:
+            raise StateError(f"the beginning of var_scope({name!r}) was dropped by discard()")
+        last, inner, start = self._opened[-1]
+        if last != number:
+            raise StateError(
+                f"var_scope({name!r}) ends inside var_scope({inner!r}): scopes end in the "
+                "reverse of the order in which they began"
+            )
+        self._opened.pop()
+        self.write(name, _text_of(self.transcript, start))
+
+    def leave_scope(self, name: str, number: int, error: BaseException) -> None:
         """A variable scope was left by an error: its variable is not set."""
-        if not self.run.ended and self.pending:
-            self.pending = deque(each for each in self.pending if each != OpenScope(name))
+        opening = OpenScope(name, number)
+        if opening in self.pending:
+            self.pending = deque(each for each in self.pending if each != opening)
             self._announce()
-        self._opened = [each for each in self._opened if each[0] != name]
+        self._opened = [each for each in self._opened if each[0] != number]
         self.variables.fail(name, error)
 
-    def done(self) -> None:
+    def done(self, atom: Expression) -> None:
         """The first of the pending expressions has been run."""
-        self.pending.popleft()
-        self._announce()
+        if self.pending and self.pending[0] is atom:
+            self.pending.popleft()
+            self._announce()
 
     def discard(self) -> None:
         """Forget what is pending."""
+        closing = {each.number for each in self.pending if isinstance(each, CloseScope)}
+        self._opened = [each for each in self._opened if each[0] not in closing]
         self.pending.clear()
         self._announce()
 
@@ -191,7 +206,7 @@ class Cursor:
 
     def _queue(self, atom: Expression) -> None:
         if not self.pending:
-            self._role_ahead = self.transcript.role
+            self._role_ahead = self.role
         if isinstance(atom, OpenRole):
             self._role_ahead = atom.role
         elif isinstance(atom, CloseRole):
@@ -211,38 +226,50 @@ class Cursor:
         return f"{self.waiting()} on {where}"
 
     @property
-    def role(self) -> str | None:
+    def role(self) -> Role | None:
         """The role that is open after all that was appended."""
-        return self._role_ahead if self.pending else self.transcript.role
+        if self.pending:
+            return self._role_ahead
+        return cast("Role | None", self.transcript.role)  # it takes any word for a role
 
-    def _require_role(self, atom: Expression) -> None:
+    def _require_roles(self, parts: Sequence[Expression]) -> None:
+        """Refuse roles that cannot be opened or ended here, before anything is appended."""
         inside = self.role
-        if isinstance(atom, OpenRole) and inside is not None:
-            raise RoleError(
-                f"{atom.role}() inside the role {inside!r}: roles do not nest; leave the block of "
-                f"{inside!r} first (on a branch: the block that was open at the fork)"
-            )
-        if isinstance(atom, CloseRole) and inside != atom.role:
-            there = f"inside the role {inside!r}" if inside else "outside of any role"
-            raise RoleError(f"{atom.role}_end() {there}: end the role that was begun")
+        for atom in parts:
+            if isinstance(atom, OpenRole):
+                if self.run.chat is None:
+                    raise TemplateError(NO_CHAT)
+                if inside is not None:
+                    raise RoleError(
+                        f"{atom.role}() inside the role {inside!r}: roles do not nest; leave the "
+                        f"block of {inside!r} first (on a branch: the block that was open at the "
+                        "fork)"
+                    )
+                inside = atom.role
+            elif isinstance(atom, CloseRole):
+                if inside != atom.role:
+                    there = f"inside the role {inside!r}" if inside else "outside of any role"
+                    raise RoleError(f"{atom.role}_end() {there}: end the role that was begun")
+                inside = None
 
     # ------------------------------------------------------------ roles
 
-    def open(self, role: Role) -> None:
-        """Open a role. Raises `RoleError` inside another, `TemplateError` without a template."""
-        self.require_idle(f"{role}()")
-        self.append(OpenRole(role))
-
-    def close(self, role: Role) -> bool:
+    def close(self) -> bool:
         """Close the role, now or when the running operation ends; returns whether it was now."""
         if self.busy is not None and not self.run.ended:
             self._closing = True
             return False
+        self._close()
+        return True
+
+    def _close(self) -> None:
+        role = self.role
+        if role is None:
+            return
         if self.pending and not self.run.ended:
             self._queue(CloseRole(role))
         elif self.transcript.role is not None:
             self.transcript.close()
-        return True
 
     # ------------------------------------------------------------ generating
 
@@ -264,6 +291,7 @@ class Cursor:
         place = (*self.place, self._calls)
         self._calls += 1
         layout = self.prompt(str(call))
+        _keep_budget(merged, self.run.left())
         requests: list[Request] = []
         for sample in range(call.samples or 1):
             seed = merged.get("seed")
@@ -330,6 +358,26 @@ class Cursor:
         if self.run.heard:
             self.run.tell(VariableSet, state=self.number, name=name, value=value)
 
+    # ------------------------------------------------------------ default options
+
+    @contextmanager
+    def using(self, options: Mapping[str, Any]) -> Iterator[None]:
+        """Default options inside a block, which come before those of blocks that began earlier."""
+        layer = (object(), options)
+        self._layers.append(layer)
+        self._merge()
+        try:
+            yield
+        finally:
+            # By its identity: blocks of two tasks may end in any order.
+            self._layers = [each for each in self._layers if each is not layer]
+            self._merge()
+
+    def _merge(self) -> None:
+        self.options = {**self._base}
+        for _, options in self._layers:
+            self.options = {**self.options, **options}
+
     # ------------------------------------------------------------ forking
 
     def fork(self, n: int) -> tuple[list[Cursor], ForkScope]:
@@ -350,14 +398,20 @@ class Cursor:
         child.place = (*scope.place, index)
         child._scope = scope
         child._sent = self._sent
-        if self.run.heard:
-            self.run.tell(BranchOpened, state=child.number, parent=self.number, branch=child.branch)
+        self.run.branch_opened(child.number, self.number, child.branch)
         return child
 
 
 def _bound(call: Gen) -> Constraint | None:
     """The constraint of a call's type; None leaves the place to the option `regex`."""
     return call.form.constraint if call.form is not None else None
+
+
+def _keep_budget(options: dict[str, Any], left: int | None) -> None:
+    """Lower `max_tokens` to what the budget leaves: nobody may read what goes beyond it."""
+    if left is not None and (options.get("max_tokens") or DEFAULT_MAX_TOKENS) > left:
+        options["max_tokens"] = left
+        options["min_tokens"] = min(options.get("min_tokens") or 0, left)
 
 
 def _text_of(transcript: Transcript, start: Segment | None) -> str:

@@ -17,12 +17,13 @@ import msgspec
 
 from structgen.chat import Role
 from structgen.errors import OptionError, UnsupportedError
-from structgen.options import GenOptions, request_from, unknown_option
+from structgen.options import GenOptions, frozen, request_from, unknown_option
 from structgen.output.choices import Method, check_method, checked_choices
 from structgen.output.reasoning import check_family
 from structgen.output.types import Form, form_of
-from structgen.sampling import check_range, check_whole
+from structgen.sampling import check_flag, check_range, check_whole
 
+_WIDE = 64  # parts of a sum before it becomes a part itself
 _OF_GEN = ("by", "choices", "n", "pick", "type")  # keywords that are no `CallOptions`
 _UNBOUND = "a constraint binds the whole output, and reasoning has no form; drop one of the two"
 
@@ -31,6 +32,9 @@ class Expression(msgspec.Struct, frozen=True):
     """Something that a State can be told to do. `+` puts two, or one and a text, in a row."""
 
     def __add__(self, other: Expression | str) -> Expression:
+        # A sum that grows in a loop stays shallow, and is not copied whole at each step.
+        if isinstance(self, Chain) and len(self.parts) < _WIDE:
+            return Chain((*self.parts, expression_of(other)))
         return Chain((self, expression_of(other)))
 
     def __radd__(self, other: str) -> Expression:
@@ -62,15 +66,17 @@ class CloseRole(Expression, frozen=True):
 
 
 class OpenScope(Expression, frozen=True):
-    """A variable begins here: see `State.var_scope`."""
+    """A variable begins here: see `State.var_scope`. Two scopes of one name differ by `number`."""
 
     name: str
+    number: int
 
 
 class CloseScope(Expression, frozen=True):
     """What was said since the scope opened becomes its variable."""
 
     name: str
+    number: int
 
 
 Pick = int | Callable[[list[Any]], int]
@@ -158,11 +164,13 @@ def expression_of(value: Expression | str) -> Expression:
 
 def atoms(value: Expression) -> Iterator[Expression]:
     """What an expression consists of, in order."""
-    if isinstance(value, Chain):
-        for part in value.parts:
-            yield from atoms(part)
-    else:
-        yield value
+    left = [value]  # no recursion: what was added up in a loop is as deep as it was long
+    while left:
+        each = left.pop()
+        if isinstance(each, Chain):
+            left.extend(reversed(each.parts))
+        else:
+            yield each
 
 
 # ---------------------------------------------------------------- what users write
@@ -202,6 +210,7 @@ def select(
         raise unknown_option(unknown[0], SelectOptions.__annotations__, "select")
     check_range("temperature", given.get("temperature"), 0.0, 1e6, optional=True)
     check_range("timeout", given.get("timeout"), 0.0, 1e9, open_low=True, optional=True)
+    check_flag("heal", given.get("heal", True))
     check_whole("seed", given.get("seed"), low=0, high=2**63 - 1, optional=True)
     if "by" in given:
         check_method(given["by"])
@@ -257,10 +266,10 @@ def assistant_end() -> Expression:
     return CloseRole("assistant")
 
 
-def separate_reasoning(content: Expression, family: str) -> Expression:
+def separate_reasoning(content: Expression | str, family: str) -> Expression:
     """The same with what every `gen` in it thinks aloud split off; see `CallOptions.reasoning`."""
     check_family(family)
-    return Chain(tuple(_reasoned(each, family) for each in atoms(content)))
+    return Chain(tuple(_reasoned(each, family) for each in atoms(expression_of(content))))
 
 
 def image(source: object) -> NoReturn:
@@ -290,7 +299,7 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
         raise OptionError("by", "it decides between choices; give choices=[...] as well")
     if unknown := sorted(set(options) - set(CallOptions.__annotations__)):
         raise unknown_option(unknown[0], [*CallOptions.__annotations__, *_OF_GEN])
-    given = dict(options)
+    given = frozen(options)
     reasoning, timeout = given.pop("reasoning", None), given.pop("timeout", None)
     check_whole("n", n, low=1, optional=True)
     _check_pick(pick, n)
@@ -322,6 +331,13 @@ def checked_name(name: object) -> str | None:
     return name
 
 
+def variable_name(name: object) -> str:
+    """Check the name of a variable that must have one."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a variable is a str, got {name!r}")
+    return name
+
+
 def how_to_append(value: object) -> str:
     """Why `value` cannot be appended to a State, and what to write instead."""
     if inspect.iscoroutine(value):
@@ -347,6 +363,8 @@ def _reasoned(each: Expression, family: str) -> Expression:
         return each
     if each.form is not None or each.options.get("regex") is not None:
         raise OptionError("reasoning", _UNBOUND)
+    if each.reasoning not in {None, family}:
+        raise OptionError("reasoning", f"{each} has {each.reasoning!r} already; give one of them")
     return msgspec.structs.replace(each, reasoning=family)
 
 

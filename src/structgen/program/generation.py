@@ -16,7 +16,7 @@ from typing import Self
 import anyio
 import msgspec
 
-from structgen.errors import GenerationError
+from structgen.errors import GenerationError, StateError
 from structgen.events import CallEnded, CallStarted, Channel, TextDelta
 from structgen.output.reasoning import Splitter
 from structgen.program.run import Interruption, Place, Run
@@ -157,6 +157,8 @@ class Generation(Interruption):
             delta = await anext(self._deltas)
         except StopAsyncIteration:
             raise GenerationError("the backend ended the request without saying why") from None
+        if self._left:
+            raise StateError("the block of this stream was left while another task read it")
         self.deltas.append(delta)
         self._split(delta)
         self._count(delta)

@@ -6,9 +6,10 @@ Used   by `State`, at once or for expressions that were appended before.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import anyio
@@ -26,6 +27,7 @@ from structgen.output.choices import ChoiceScore, best, draw, weigh
 from structgen.program.cursor import Cursor, Question
 from structgen.program.expression import Gen, Select
 from structgen.program.generation import Generation
+from structgen.program.tasks import cut
 from structgen.program.variables import Meta, Value
 from structgen.request import (
     Completion,
@@ -43,25 +45,35 @@ REASONING = "_reasoning_content"  # what SGLang appends to the variable's name
 
 
 async def operate(
-    cursor: Cursor, action: str, work: Callable[[], Awaitable[T]], *, ahead: bool = False
+    cursor: Cursor,
+    action: str,
+    work: Callable[[], Awaitable[T]],
+    *,
+    call: Gen | Select | None = None,
+    ahead: bool = False,
 ) -> T:
-    """Run one operation on a cursor, after what was appended before it; `ahead`: see `settle`."""
+    """Run one operation on a cursor, after what was appended before it.
+
+    call    the call that this is, whose timeout binds all of it
+    ahead   see `settle`
+    """
     await cursor.begin(action)
     try:
-        await _settle(cursor, ahead=ahead)
-        return await work()
+        with nullcontext() if call is None else _limits(cursor, call):
+            await _settle(cursor, ahead=ahead)
+            return await work()
     finally:
         cursor.end()
 
 
 async def generate(cursor: Cursor, call: Gen) -> Value:
     """Generate here: the text, the value of its type, or the list of n of them."""
-    return await operate(cursor, str(call), lambda: _generate(cursor, call))
+    return await operate(cursor, str(call), lambda: _generate(cursor, call), call=call)
 
 
 async def select(cursor: Cursor, call: Select) -> str:
     """Choose here."""
-    return await operate(cursor, str(call), lambda: _select(cursor, call))
+    return await operate(cursor, str(call), lambda: _select(cursor, call), call=call)
 
 
 async def settle(cursor: Cursor, *, ahead: bool = True) -> None:
@@ -97,6 +109,7 @@ async def encode(cursor: Cursor) -> tuple[int, ...]:
         if not backend.capabilities.tokens:
             raise UnsupportedError("this backend tells no token ids; read s.text() instead")
         parts = cursor.prompt("tokens()").parts
+        cursor.transcript.seal()  # what is told here stays the beginning of what follows
         return await cursor.run.waiting("tokens()", cursor.place, lambda: backend.encode(parts))
 
     return await operate(cursor, "tokens()", work)
@@ -145,15 +158,17 @@ async def _settle(cursor: Cursor, *, ahead: bool) -> None:
         atom = cursor.pending[0]
         match atom:
             case Gen():
-                await _generate(cursor, atom)
+                with _limits(cursor, atom):
+                    await _generate(cursor, atom)
                 followed = False
             case Select():
-                await _select(cursor, atom)
+                with _limits(cursor, atom):
+                    await _select(cursor, atom)
                 followed = False
             case _:
                 cursor.apply(atom)
                 followed = True
-        cursor.done()
+        cursor.done(atom)
     if followed and ahead and cursor.run.backend.capabilities.primes:
         # It is known to follow what was just generated: computed in the very next step, it is
         # there when whatever the program does now, such as a tool, is done.
@@ -166,12 +181,10 @@ async def _settle(cursor: Cursor, *, ahead: bool) -> None:
 
 
 async def _generate(cursor: Cursor, call: Gen) -> Value:
-    with cursor.noting(call.name):
-        question = cursor.ask(call)
-        with time_limit(call.timeout, str(call)):
-            answers = await _answers(cursor, question)
-        values = [_value(call, answer) for answer in answers]
-        picked = _picked(call, values)
+    question = cursor.ask(call)
+    answers = await _answers(cursor, question)
+    values = [_value(call, answer) for answer in answers]
+    picked = _picked(call, values)
     completions = tuple(answer.completion() for answer in answers)
     chosen = completions[picked]
     cursor.commit(kept_parts(chosen))
@@ -196,9 +209,23 @@ async def _answers(cursor: Cursor, question: Question) -> list[Generation]:
             await stack.enter_async_context(Generation(cursor.run, request, question.caller))
             for request in question.requests
         ]
-        for generation in live:
-            await generation.finish()
+        if len(live) == 1:
+            await live[0].finish()
+        else:
+            await _finish_all(live)
     return live
+
+
+async def _finish_all(live: Sequence[Generation]) -> None:
+    """Read some generations at once. When one fails, the others are cancelled."""
+    tasks = [asyncio.create_task(each.finish()) for each in live]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        await cut(tasks)
 
 
 def _value(call: Gen, answer: Generation) -> Value:
@@ -242,6 +269,13 @@ def meta_of(completion: Completion, **more: Any) -> Meta:
 
 
 @contextmanager
+def _limits(cursor: Cursor, call: Gen | Select) -> Iterator[None]:
+    """The timeout of a call; what it fails by is noted for its variable."""
+    with cursor.noting(call.name), time_limit(call.timeout, str(call)):
+        yield
+
+
+@contextmanager
 def time_limit(seconds: float | None, action: str, *, since: float | None = None) -> Iterator[None]:
     """Raise `DeadlineError` when the block takes longer, counted from its start or `since`."""
     if seconds is None:
@@ -272,8 +306,7 @@ async def _select(cursor: Cursor, call: Select) -> str:
             "this backend cannot score choices; generate with gen(type=Literal[...]) instead"
         )
     seed = cursor.call_seed(call.seed)
-    with cursor.noting(call.name), time_limit(call.timeout, str(call)):
-        found = await _scored(cursor, call)
+    found = await _scored(cursor, call)
     if call.temperature:
         index = draw(
             found.choices, call.temperature, secrets.randbits(63) if seed is None else seed

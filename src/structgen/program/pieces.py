@@ -54,9 +54,12 @@ class Pieces:
 
     async def __aenter__(self) -> Self:
         cursor, call = self._cursor, self._call
+        if self._entered is not None:
+            raise StateError("this stream has been read; call s.stream(...) again for another one")
         self._entered = anyio.current_time()
         if cursor.pending:
-            await operations.settle(cursor)
+            with cursor.noting(call.name), self._limit():
+                await operations.settle(cursor)
         await cursor.begin(self._label)
         try:
             with cursor.noting(call.name):
@@ -106,13 +109,14 @@ class Pieces:
 
     async def __anext__(self) -> Piece:
         while not self._fresh:
-            if self._generation is None:
+            generation = self._generation
+            if generation is None:
                 raise StateError("these pieces are read inside `async with s.stream(...)` only")
             with self._limit():
-                delta = await self._generation.step()
+                delta = await generation.step()
             if delta is None:
                 raise StopAsyncIteration
-            self._fresh = [Piece(text, channel) for channel, text in self._generation.fresh]
+            self._fresh = [Piece(text, channel) for channel, text in generation.fresh]
         return self._fresh.pop(0)
 
     def _limit(self) -> AbstractContextManager[None]:

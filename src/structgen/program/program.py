@@ -16,6 +16,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from contextlib import contextmanager
 from types import MethodType
@@ -35,15 +36,14 @@ from typing import (
 import anyio
 
 from structgen.backend import Backend
-from structgen.errors import OptionError
+from structgen.errors import BudgetError, OptionError, StateClosedError, leaves
 from structgen.events import (
     Listener,
     ProgramEntered,
     ProgramLeft,
-    RunEnded,
     RunStarted,
 )
-from structgen.options import GenOptions, request_from
+from structgen.options import GenOptions, frozen, request_from
 from structgen.program import operations
 from structgen.program.batch import BatchResults, run_batch
 from structgen.program.blocking import Blocked, run_sync
@@ -91,7 +91,7 @@ class Program(Generic[P, R]):
         self.options: GenOptions = options or {}
         self.bound: Mapping[str, Any] = bound or {}
         self.limits = budget
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
 
     # ------------------------------------------------------------ copies
 
@@ -104,7 +104,7 @@ class Program(Generic[P, R]):
 
         Raises `OptionError` for an option that is unknown or out of range.
         """
-        merged: GenOptions = {**self.options, **options}
+        merged: Any = {**self.options, **frozen(options)}
         request_from((), merged)
         return self._copy(options=merged)
 
@@ -165,7 +165,7 @@ class Program(Generic[P, R]):
                 "budget",
                 f"it is kept by a run; inline, {self.__name__} shares the budget of its caller",
             )
-        return self._inline(s, *args, **{**self.bound, **kwargs})
+        return self._inline(s, *args, **self._arguments(args, kwargs))
 
     async def _inline(self, s: State, /, *args: Any, **kwargs: Any) -> R:
         cursor = s._cursor  # noqa: SLF001 - a program and its state are one thing in two files
@@ -240,6 +240,7 @@ class Program(Generic[P, R]):
                             `BatchError` is raised when all have ended; its `.outcomes` has every
                             result, so that one failure loses nothing.
         """
+        self._check_backend(backend)
         return await run_batch(
             functools.partial(self._run, backend),
             items,
@@ -285,6 +286,7 @@ class Program(Generic[P, R]):
         Items are taken from their source as results are read: at most `concurrency` are taken
         and not handed out. Leaving the block early cancels what runs.
         """
+        self._check_backend(backend)
         return BatchResults(
             functools.partial(self._run, backend),
             items,
@@ -303,6 +305,8 @@ class Program(Generic[P, R]):
         `async for event in run` gives all events, see `structgen.events`. Leaving the block
         early cancels the program and aborts its requests.
         """
+
+        self._check_backend(backend)
 
         def start(listener: Listener) -> Coroutine[Any, Any, Result[R]]:
             return self._run(backend, args, kwargs, listener)
@@ -341,9 +345,11 @@ class Program(Generic[P, R]):
             raise
         finally:
             CURRENT_RUN.reset(token)
-            await run.end()
-            run.tell(RunEnded, usage=run.usage, error=error)
-        return Result(value, run.usage, cursor.transcript, cursor.variables, run.chat)
+            try:
+                await run.end()
+            finally:
+                run.tell_end(error)
+        return Result(value, run.usage, cursor.transcript, cursor.variables.detached(), run.chat)
 
     async def _timed(
         self, run: Run, cursor: Cursor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -359,12 +365,30 @@ class Program(Generic[P, R]):
     async def _whole(
         self, run: Run, cursor: Cursor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> R:
-        with self._frame(cursor):
-            value = await self.function(State(cursor), *args, **{**self.bound, **kwargs})
-            if cursor.pending:
-                await operations.settle(cursor, ahead=False)
+        try:
+            with self._frame(cursor):
+                value = await self.function(State(cursor), *args, **self._arguments(args, kwargs))
+                if cursor.pending:
+                    await operations.settle(cursor, ahead=False)
+        except Exception as error:
+            # In branches it comes in a group, and what the program makes of it does not matter.
+            if run.exhausted is not None and all(
+                isinstance(each, BudgetError | StateClosedError) for each in leaves(error)
+            ):
+                raise run.budget_error() from error
+            raise
+        if run.exhausted is not None:
+            raise run.budget_error()
         self._warn_of_forgotten(run)
         return value
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments of a call: those of `bind`, unless the call gives them itself."""
+        if not self.bound:
+            return dict(kwargs)
+        parameters = list(inspect.signature(self.function).parameters)[1:]
+        taken = set(parameters[: len(args)])
+        return {**{k: v for k, v in self.bound.items() if k not in taken}, **kwargs}
 
     def _warn_of_forgotten(self, run: Run) -> None:
         """What was appended to a branch and never awaited was never run."""
@@ -387,7 +411,7 @@ class Program(Generic[P, R]):
                 f"run() cannot await what blocking() keeps on a loop of its own; call "
                 f"{self.__name__}.run_sync(...) with it"
             )
-        if not hasattr(backend, "generate"):
+        if isinstance(backend, type) or not hasattr(backend, "generate"):
             raise TypeError(
                 f"run() takes an engine or another backend first, got {type(backend).__name__}; "
                 "write `async with Engine('smollm2-135m') as engine:` and pass the engine"

@@ -29,8 +29,16 @@ from structgen.errors import (
     StructgenError,
     UnsupportedError,
 )
-from structgen.events import LISTENERS, Event, Listener
+from structgen.events import (
+    LISTENERS,
+    BranchClosed,
+    BranchOpened,
+    Event,
+    Listener,
+    RunEnded,
+)
 from structgen.options import in_words, request_from
+from structgen.program.tasks import cut, outlast
 from structgen.request import Prompt, Request, Usage
 
 T = TypeVar("T")
@@ -75,10 +83,22 @@ class Lease(Protocol):
         ...
 
 
+class Settling(Protocol):
+    """A cursor, as far as a run has to do with what waits on it."""
+
+    place: Place
+    busy: str | None
+
+    def discard(self) -> None:
+        """Forget what is pending."""
+        ...
+
+
 class Run:
     """One run of a program on a backend."""
 
     __slots__ = (
+        "_branches",
         "_leases",
         "_listeners",
         "_tasks",
@@ -90,6 +110,7 @@ class Run:
         "ended",
         "exhausted",
         "id",
+        "scopes",
         "spent",
         "states",
         "usage",
@@ -107,11 +128,13 @@ class Run:
         self.usage = Usage()
         self.spent = 0  # completion tokens, counted as they arrive
         self.states = itertools.count()
+        self.scopes = itertools.count(1)
         self.calls = itertools.count(1)
         self._listeners = (*LISTENERS.get(), *listeners)
         self._leases: dict[Lease, None] = {}  # in the order in which they were taken
+        self._branches: dict[int, None] = {}  # told to be open, in the order of their opening
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._unsettled: dict[object, Callable[[], str]] = {}
+        self._unsettled: dict[Settling, Callable[[], str]] = {}
 
     # ------------------------------------------------------------ events
 
@@ -138,6 +161,11 @@ class Run:
             )
         if self.exhausted is not None:
             raise self.budget_error()
+
+    def left(self) -> int | None:
+        """Completion tokens that a request may generate, and one more, which breaks the budget."""
+        limit = self.budget.tokens
+        return None if limit is None else max(1, limit - self.spent + 1)
 
     def spend(self, tokens: int) -> None:
         """Count completion tokens; when they exceed the budget, everything live is cut off."""
@@ -210,15 +238,28 @@ class Run:
     async def end(self) -> None:
         """End the run: interrupt who still waits for it, give back what it still has."""
         self.ended = True
-        for task in self._tasks:
-            task.cancel()
-        leases = self.cut(ENDED)
-        if not leases and not self._tasks:
-            return
-        # Shielded: a cancelled program must not leave its requests to the backend.
-        with anyio.CancelScope(shield=True):
-            await close_all(leases)
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        tasks, leases = tuple(self._tasks), self.cut(ENDED)
+        if leases or tasks:
+            # Whoever cancels meanwhile: the requests must not be left to the backend.
+            await outlast(_ended(tasks, leases))
+
+    def tell_end(self, error: str) -> None:
+        """Tell the listeners that nothing more comes."""
+        for state in tuple(self._branches):
+            self.branch_closed(state)
+        self.tell(RunEnded, usage=self.usage, error=error)
+
+    def branch_opened(self, state: int, parent: int, branch: tuple[int, ...]) -> None:
+        """Tell of a branch."""
+        if self._listeners:
+            self._branches[state] = None
+            self.tell(BranchOpened, state=state, parent=parent, branch=branch)
+
+    def branch_closed(self, state: int) -> None:
+        """Tell of its end, once."""
+        if state in self._branches:
+            del self._branches[state]
+            self.tell(BranchClosed, state=state)
 
     def aside(self, work: Callable[[], Awaitable[object]]) -> None:
         """Run something that nobody waits for; it ends with the run, its failure is nobody's."""
@@ -228,12 +269,18 @@ class Run:
 
     # ------------------------------------------------------------ what waits to be awaited
 
-    def unsettled(self, cursor: object, describe: Callable[[], str] | None) -> None:
+    def unsettled(self, cursor: Settling, describe: Callable[[], str] | None) -> None:
         """A cursor has expressions that were not run (or, with None, has them no more)."""
         if describe is None:
             self._unsettled.pop(cursor, None)
         else:
             self._unsettled[cursor] = describe
+
+    def discard(self, place: Place) -> None:
+        """Drop what waits on cursors in branches that start at `place`, where nothing runs."""
+        for cursor in tuple(self._unsettled):
+            if cursor.place[: len(place)] == place and cursor.busy is None:
+                cursor.discard()
 
     def forgotten(self) -> list[str]:
         """What was appended and never run, in words."""
@@ -345,6 +392,13 @@ class ForkScope:
             await context.__aexit__(None, None, None)
 
 
+async def _ended(tasks: Iterable[asyncio.Task[Any]], leases: Sequence[Lease]) -> None:
+    try:
+        await close_all(leases)
+    finally:
+        await cut(tasks)
+
+
 async def close_all(leases: Sequence[Lease]) -> None:
     """Give back some leases, last taken first, whatever each of them raises."""
     async with AsyncExitStack() as stack:
@@ -368,5 +422,5 @@ def derived_seed(seed: int, path: Sequence[int]) -> int:
 async def _quietly(work: Callable[[], Awaitable[object]]) -> None:
     try:
         await work()
-    except StructgenError:
-        return  # priming ahead is a favour: what comes to need it will raise for itself
+    except Exception:  # noqa: BLE001 - priming ahead is a favour: what needs it will raise itself
+        return

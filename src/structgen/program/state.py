@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from structgen.chat import Message, Role
 from structgen.errors import ConcurrentUseError, OptionError, RoleError
-from structgen.options import GenOptions, request_from
+from structgen.options import GenOptions, frozen, request_from
 from structgen.output.choices import Method
 from structgen.program import expression, operations
 from structgen.program.branches import Branches
@@ -100,8 +100,9 @@ class State:
     async def tokens(self) -> tuple[int, ...]:
         """The token ids of all that was said, exactly as they would be sent now.
 
-        What a model wrote is there as it wrote it. Raises `PromptError` where nothing was said,
-        `UnsupportedError` on a backend that tells no ids.
+        What a model wrote is there as it wrote it. What is told here stays the beginning of what
+        follows: text that is appended later begins a token of its own. Raises `PromptError` where
+        nothing was said, `UnsupportedError` on a backend that tells no ids.
         """
         return await operations.encode(self._cursor)
 
@@ -143,8 +144,7 @@ class State:
     def __setitem__(self, name: str, value: Value) -> None:
         """Set a variable; nothing is appended."""
         self._cursor.run.require_open("an assignment")
-        expression.checked_name(name)
-        self._cursor.write(name, value)
+        self._cursor.write(expression.variable_name(name), value)
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
@@ -154,14 +154,14 @@ class State:
         """
         cursor = self._cursor
         cursor.require_idle("var_scope()")
-        expression.checked_name(name)
-        cursor.append(OpenScope(name))
+        number = next(cursor.run.scopes)
+        cursor.append(OpenScope(expression.variable_name(name), number))
         try:
             yield
         except BaseException as error:
-            cursor.leave_scope(name, error)
+            cursor.leave_scope(name, number, error)
             raise
-        cursor.append(CloseScope(name))
+        cursor.append(CloseScope(name, number))
 
     # ------------------------------------------------------------ roles
 
@@ -169,9 +169,7 @@ class State:
     def system(self, /) -> AbstractContextManager[None]: ...
     @overload
     def system(self, content: Expression | str, /) -> None: ...
-    def system(
-        self, content: Expression | str | None = None, /
-    ) -> AbstractContextManager[None] | None:
+    def system(self, *content: Expression | str) -> AbstractContextManager[None] | None:
         """Say `content` as the system, or open a block: `with s.system(): ...`."""
         return self._say("system", content)
 
@@ -179,9 +177,7 @@ class State:
     def user(self, /) -> AbstractContextManager[None]: ...
     @overload
     def user(self, content: Expression | str, /) -> None: ...
-    def user(
-        self, content: Expression | str | None = None, /
-    ) -> AbstractContextManager[None] | None:
+    def user(self, *content: Expression | str) -> AbstractContextManager[None] | None:
         """Say `content` as the user, or open a block: `with s.user(): ...`."""
         return self._say("user", content)
 
@@ -189,36 +185,37 @@ class State:
     def assistant(self, /) -> AbstractContextManager[None]: ...
     @overload
     def assistant(self, content: Expression | str, /) -> None: ...
-    def assistant(
-        self, content: Expression | str | None = None, /
-    ) -> AbstractContextManager[None] | None:
+    def assistant(self, *content: Expression | str) -> AbstractContextManager[None] | None:
         """Say `content` as the assistant, or open a block: `with s.assistant(): ...`."""
         return self._say("assistant", content)
 
     def _say(
-        self, role: Role, content: Expression | str | None
+        self, role: Role, content: tuple[Expression | str, ...]
     ) -> AbstractContextManager[None] | None:
-        if content is None:
+        if not content:
             return self._block(role)
-        said = expression.expression_of(content)
-        self._cursor.open(role)
-        self._cursor.append(said)
-        self._cursor.append(CloseRole(role))
+        if len(content) > 1:
+            raise TypeError(f"{role}() takes one content; join them: s.{role}(a + b)")
+        said = expression.expression_of(content[0])
+        self._cursor.require_idle(f"{role}()")
+        self._cursor.append(expression.Chain((OpenRole(role), said, CloseRole(role))))
         return None
 
     @contextmanager
     def _block(self, role: Role) -> Iterator[None]:
-        self._cursor.append(OpenRole(role))
+        cursor = self._cursor
+        cursor.require_idle(f"{role}()")
+        cursor.append(OpenRole(role))
         try:
             yield
         except BaseException:
-            self._cursor.close(role)
+            cursor.close()
             raise
-        if self._cursor.role is None:
+        if cursor.role != role:
             raise RoleError(f"the block of {role!r} was ended inside it; leave that to the block")
-        if not self._cursor.close(role):
+        if not cursor.close():
             raise ConcurrentUseError(
-                f"the block of {role!r} ended while {self._cursor.busy} was running in it; "
+                f"the block of {role!r} ended while {cursor.busy} was running in it; "
                 "await it inside the block"
             )
 
@@ -337,14 +334,10 @@ class State:
         They come before those of an outer block and of `Program.using`. Branches that are forked
         inside keep them. Raises `OptionError` for an option that is unknown or out of range.
         """
-        cursor, before = self._cursor, self._cursor.options
-        merged = {**before, **options}
-        request_from((), merged)
-        cursor.options = merged
-        try:
+        given = frozen(options)
+        request_from((), {**self._cursor.options, **given})
+        with self._cursor.using(given):
             yield
-        finally:
-            cursor.options = before
 
     # ------------------------------------------------------------ forking
 

@@ -5,10 +5,11 @@ Owns   name -> value, name -> completion, name -> error. Used by `State`, `Branc
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from structgen.errors import PendingError, UnknownVariableError
+from structgen.errors import PendingError, StateError, UnknownVariableError
 from structgen.output.choices import ChoiceScore
 from structgen.request import Completion
 
@@ -51,12 +52,19 @@ class Variables:
         other._failures = dict(self._failures)
         return other
 
+    def detached(self) -> Variables:
+        """The same variables, to be kept: failures of the past hold no frame, so no backend."""
+        other = self.copy()
+        for name, error in self._failures.items():
+            other.fail(name, _bare(error))
+        return other
+
     def names(self) -> Collection[str]:
         """Names in the order in which they were set first."""
         return self._values.keys()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._values
+        return name in self._values and name not in self.awaited
 
     def read(self, name: str) -> Value:
         """The value.
@@ -116,3 +124,13 @@ class Variables:
             )
         reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
         return f"no variable {name!r}, because generating it failed with {reason}; {there}"
+
+
+def _bare(error: BaseException) -> BaseException:
+    """A copy of an error without traceback and causes, or what it says where it has none."""
+    try:
+        bare = copy.copy(error)
+    except Exception:  # noqa: BLE001 - whatever a foreign error does in its constructor
+        bare = StateError(f"{type(error).__name__}: {error}")
+    bare.__cause__ = bare.__context__ = None
+    return bare.with_traceback(None)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, Self, TypeVar
 
-import anyio
-
-from structgen.errors import StateError, StructgenError
+from structgen.errors import StateError
 from structgen.events import Channel, Event, Listener, TextDelta
 from structgen.program.result import Result
+from structgen.program.tasks import cut, failure_of
 
 R = TypeVar("R")
 
@@ -239,52 +238,3 @@ class _Texts(_Reader):
         if not isinstance(event, TextDelta) or event.channel != self._channel:
             return ""
         return event.text if self._name in {None, event.name} else ""
-
-
-async def cut(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until they have ended, however they end.
-
-    A cancellation of the caller that arrives meanwhile is heeded after that.
-    """
-    tasks = tuple(tasks)
-    for task in tasks:
-        task.cancel()
-    cancelled: asyncio.CancelledError | None = None
-    # The shield keeps anyio's cancellation out, but not a plain `Task.cancel`.
-    with anyio.CancelScope(shield=True):
-        while pending := [task for task in tasks if not task.done()]:
-            try:
-                await asyncio.wait(pending)
-            except asyncio.CancelledError as error:
-                cancelled = error
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # looked at, or asyncio would report it as lost
-    if cancelled is not None:
-        raise cancelled
-
-
-def failure_of(task: asyncio.Task[Any], who: str) -> BaseException | None:
-    """What a task that has ended failed with, None if it returned.
-
-    What an async iterator could not raise as it is becomes another error: to whoever reads, a
-    bare `CancelledError` would look like a cancellation, and `StopAsyncIteration` like the end.
-    """
-    try:
-        task.result()
-    except asyncio.CancelledError as error:
-        text = (
-            f"{who} was cancelled from within: it cancelled itself, or awaited a task that was "
-            "cancelled; catch asyncio.CancelledError around that await if it may happen"
-        )
-        return _caused(StructgenError(text), error)
-    except StopAsyncIteration as error:
-        return _caused(RuntimeError(f"{who} raised StopAsyncIteration"), error)
-    except BaseException as error:  # noqa: BLE001 - handed on to whoever waits for the task
-        return error
-    return None
-
-
-def _caused(error: Exception, cause: BaseException) -> Exception:
-    error.__cause__ = cause
-    return error
