@@ -25,7 +25,7 @@ demo: venv
 
 # One thread a worker: torch must not start a thread for every core in every worker.
 test: venv model
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 check: venv
 	$(BIN)/ruff check .

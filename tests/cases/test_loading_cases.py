@@ -313,12 +313,12 @@ class TestTheCommand:
 
         return run
 
-    def check(self, done: Done, *words: str) -> None:
+    def check(self, done: Done, *words: str, code: int = 1) -> None:
         """One line on stderr with these words, quickly, and without a network."""
         assert done.err.startswith("structgen: ")
         assert len(done.err.splitlines()) == 1
         assert [word for word in words if word not in done.err] == []
-        assert (done.code, done.out, done.attempts) == (1, "", "")
+        assert (done.code, done.out, done.attempts) == (code, "", "")
         assert done.seconds < 5
 
     @pytest.mark.parametrize(
@@ -336,7 +336,9 @@ class TestTheCommand:
     def test_names_what_is_no_model(
         self, run: Callable[..., Done], name: str, words: list[str]
     ) -> None:
-        self.check(run("--model", name), *words)
+        # A name under which there is nothing is a mistake of the command line.
+        code = 1 if name == "talk.py" else 2
+        self.check(run("--model", name), *words, code=code)
 
     def test_names_what_the_weights_lack(self, run: Callable[..., Done], model: Path) -> None:
         edited(model, lambda config: config.pop("tie_word_embeddings"))
