@@ -181,13 +181,14 @@ class ScriptedBackend:
         namespace: Namespace = Namespace(),
     ) -> Scores:
         """Score continuations by the script."""
-        del lineage, namespace  # the script depends on neither
+        del namespace  # the script does not depend on it
         if isinstance(continuations, str):
             raise OptionError("continuations", "expected a list of strings; write [text] for one")
         if not continuations:
             raise OptionError("continuations", "expected at least one string, got an empty list")
         prompt_ids = self.tokenizer.encode_parts(prompt)
-        found = [self._scored(prompt, prompt_ids, text) for text in continuations]
+        told = self._told(lineage.parent, continuations)
+        found = [self._scored(prompt, prompt_ids, text, told) for text in continuations]
         await self.turn()
         return Scores(tuple(found), Usage(prompt_tokens=len(prompt_ids)))
 
@@ -262,7 +263,19 @@ class ScriptedBackend:
         else:
             await anyio.lowlevel.checkpoint()
 
-    def _scored(self, prompt: Prompt, prompt_ids: Sequence[int], continuation: str) -> Score:
+    def _told(self, name: str, continuations: Sequence[str]) -> str | None:
+        """The continuation that a script by names says, None if it says nothing of it."""
+        script = self._replies
+        if self._score is not None or not isinstance(script, Mapping) or name not in script:
+            return None
+        bare = {text.removeprefix(" "): text for text in continuations}
+        reply = script[name].removeprefix(" ")
+        assert reply in bare, f"reply {reply!r} is none of the choices {list(continuations)}"
+        return bare[reply]
+
+    def _scored(
+        self, prompt: Prompt, prompt_ids: Sequence[int], continuation: str, told: str | None
+    ) -> Score:
         tokens = self.tokenizer.encode(continuation)
         if not tokens:
             raise PromptError("a continuation is empty: it has no token to score; leave it out")
@@ -274,7 +287,7 @@ class ScriptedBackend:
             )
         # Nothing stands before the first token of all, so that it has no probability.
         certain = 0 if prompt_ids else 1
-        each = -1.0
+        each = -1.0 if told in {None, continuation} else -9.0
         if self._score is not None and len(tokens) > certain:
             each = self._score(prompt_text(prompt), continuation) / (len(tokens) - certain)
         logprobs = (0.0,) * certain + (each,) * (len(tokens) - certain)
@@ -426,15 +439,10 @@ class _Output:
                 assert text in options, f"reply {text!r} is none of the choices {options}"
             case JsonSchema():
                 # That it fits the schema is found by whoever reads it as a value of the type.
-                assert _is_json(text), f"reply {text!r} is no JSON"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
+                try:
+                    json.loads(text)
+                except ValueError:
+                    raise AssertionError(f"reply {text!r} is no JSON") from None
 
 
 def _first_stop(text: str, start: int, stops: Sequence[str]) -> tuple[int, str] | None:

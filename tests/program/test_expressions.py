@@ -73,7 +73,7 @@ class TestAwaitingAState:
                 case "gen":
                     await s.gen("b")
                 case "select":
-                    await s.select("b", ["x", "y"])
+                    await s.select("b", ["two", "y"])
                 case "stream":
                     async with s.stream("b") as pieces:
                         assert [piece async for piece in pieces]

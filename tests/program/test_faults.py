@@ -479,3 +479,28 @@ class TestWrongArguments:
         bound: Any = Program(body).bind(one=1, two=2)
 
         assert (await bound.run(ScriptedBackend(), 10)).value == (10, 2)
+
+
+class TestBeginners:
+    async def test_who_return_a_coroutine_are_told(self) -> None:
+        async def body(s: State) -> Any:
+            s += "A "
+            return s.gen("x")
+
+        with pytest.raises(TypeError, match=r"returned the coroutine .*gen.*write `return await"):
+            await run(body)
+
+    def test_who_take_an_expression_for_its_value_are_told(self) -> None:
+        with pytest.raises(TypeError, match="not an f-string"):
+            f"It is {gen('x')}"
+        with pytest.raises(TypeError, match="has no value yet"):
+            bool(gen("x"))
+
+    async def test_whose_script_names_a_choice_get_it(self) -> None:
+        async def body(s: State) -> Any:
+            s += "A: "
+            return await s.select("x", ["a", "b", "c"])
+
+        assert (await run(body, replying(x="b"))).value == "b"
+        with pytest.raises(AssertionError, match="none of the choices"):
+            await run(body, replying(x="d"))

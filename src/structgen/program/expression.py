@@ -40,6 +40,12 @@ class Expression(msgspec.Struct, frozen=True):
     def __radd__(self, other: str) -> Expression:
         return Chain((expression_of(other), self))
 
+    def __format__(self, _: str) -> str:
+        raise TypeError("an expression is no text: write 'It is ' + gen('x'), not an f-string")
+
+    def __bool__(self) -> bool:
+        raise TypeError("an expression has no value yet: append it, `await s`, then read s['x']")
+
 
 class Chain(Expression, frozen=True):
     """One after the other."""
@@ -364,7 +370,7 @@ def _reasoned(each: Expression, family: str) -> Expression:
     if each.form is not None or each.options.get("regex") is not None:
         raise OptionError("reasoning", _UNBOUND)
     if each.reasoning not in {None, family}:
-        raise OptionError("reasoning", f"{each} has {each.reasoning!r} already; give one of them")
+        raise OptionError("reasoning", f"{each!s} has {each.reasoning!r} already; give one of them")
     return msgspec.structs.replace(each, reasoning=family)
 
 

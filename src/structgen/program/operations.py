@@ -240,7 +240,7 @@ def _value(call: Gen, answer: Generation) -> Value:
             raise
         why = "max_tokens" if finish.reason == "length" else f"the stop {finish.matched!r}"
         raise IncompleteOutputError(
-            f"{call} was cut off by {why} before it was a whole value: {error}", text
+            f"{call!s} was cut off by {why} before it was a whole value: {error}", text
         ) from None
 
 

@@ -379,6 +379,12 @@ class Program(Generic[P, R]):
             raise
         if run.exhausted is not None:
             raise run.budget_error()
+        if inspect.iscoroutine(value):
+            value.close()
+            raise TypeError(
+                f"{self.__name__} returned the coroutine {value.__qualname__}, which nobody has "
+                "awaited: write `return await ...`"
+            )
         self._warn_of_forgotten(run)
         return value
 
