@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from structgen import Engine
+from structgen.models.linear import padded_rows
 
 SECONDS = float(os.environ.get("STRUCTGEN_SOAK_SECONDS", "600"))
 CLIENTS = 64
@@ -83,11 +84,27 @@ class Load:
         return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
+async def meet_all_shapes(engine: Engine) -> None:
+    """Compute each number of rows that a step may have once: oneDNN keeps something for each."""
+    most, choose = engine.config.chunk_size, random.Random(0)
+
+    async def once(length: int, new: int) -> None:
+        prompt = [choose.randrange(1000, 40000) for _ in range(length)]
+        await engine.generate(prompt, max_tokens=new, ignore_eos=True)
+
+    for rows in sorted({padded_rows(count) for count in range(1, most + 1)}):
+        await once(min(rows, most), 1)
+    for clients in sorted({padded_rows(count) for count in range(1, CLIENTS + 1)}):
+        # Rows that decode come on top of a chunk, and each of them needs logits.
+        await asyncio.gather(*(once(4, 4) for _ in range(clients - 1)), once(2 * most, 1))
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS * 2 + 300)
 async def test_load_with_cancellations_leaves_no_trace(default_model: Path) -> None:
     threads, tasks = threading.active_count(), len(asyncio.all_tasks())
     async with Engine(default_model, slots=12_000, max_running=CLIENTS) as engine:
+        await meet_all_shapes(engine)
         load = Load(engine, SECONDS)
         await load.run()
         async with asyncio.timeout(30):
