@@ -148,6 +148,8 @@ class Cursor:
                 self._queue(atom)
             else:
                 self.apply(atom)
+        if self.pending:
+            self._announce()  # once: the names are read anew each time
 
     def apply(self, atom: Expression) -> None:
         """Do what needs no model."""
@@ -190,7 +192,8 @@ class Cursor:
         """The first of the pending expressions has been run."""
         if self.pending and self.pending[0] is atom:
             self.pending.popleft()
-            self._announce()
+            if not self.pending or isinstance(atom, Gen | Select | CloseScope):
+                self._announce()
 
     def discard(self) -> None:
         """Forget what is pending."""
@@ -212,7 +215,6 @@ class Cursor:
         elif isinstance(atom, CloseRole):
             self._role_ahead = None
         self.pending.append(atom)
-        self._announce()
 
     def _announce(self) -> None:
         """Tell the run and the variables what is pending."""
@@ -267,7 +269,7 @@ class Cursor:
         if role is None:
             return
         if self.pending and not self.run.ended:
-            self._queue(CloseRole(role))
+            self._queue(CloseRole(role))  # no name is pending that was not before
         elif self.transcript.role is not None:
             self.transcript.close()
 
