@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from structgen.engine.constraints import vocabulary_of
 from structgen.errors import ModelError
+from structgen.models.checkpoint import open_checkpoint
 from structgen.models.resolve import resolve
+from structgen.models.weights import load_weights
 
 LOOPS = [
     pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
@@ -24,9 +28,45 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def default_model() -> Path:
-    """The default model's GGUF file; fetched if need be."""
+def default_model() -> Iterator[Path]:
+    """The default model's GGUF file, fetched if need be.
+
+    All engines of a test run share what never changes of it: checkpoint, vocabulary, weights. To
+    read them anew takes longer than most tests do.
+    """
     try:
-        return resolve("default")
+        path = resolve("default")
     except ModelError as error:
         pytest.skip(f"the default model cannot be had: {error}")
+
+    def opening(source: Path, *, chat_template: Path | None) -> Hashable:
+        return "open" if source == path and chat_template is None else None
+
+    def indexing(checkpoint: Any, size: int) -> Hashable:
+        return size if checkpoint.path == path else None
+
+    def reading(_: Any, source: Any, *, dtype: Any, device: Any) -> Hashable:
+        return (dtype, device) if source is opened(path, chat_template=None).source else None
+
+    opened = _Once(open_checkpoint, opening)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("structgen.engine.loading.open_checkpoint", opened)
+        patch.setattr("structgen.engine.loading.vocabulary_of", _Once(vocabulary_of, indexing))
+        patch.setattr("structgen.models.registry.load_weights", _Once(load_weights, reading))
+        yield path
+
+
+class _Once:
+    """A function that is called once for each key of its arguments, if they have one."""
+
+    def __init__(self, made: Callable[..., Any], key: Callable[..., Hashable]) -> None:
+        self._made, self._key = made, key
+        self._kept: dict[Hashable, Any] = {}
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        key = self._key(*args, **options)
+        if key is None:
+            return self._made(*args, **options)
+        if key not in self._kept:
+            self._kept[key] = self._made(*args, **options)
+        return self._kept[key]

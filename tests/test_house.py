@@ -17,7 +17,7 @@ FOLDERS = sorted({path.parent for path in FILES})
 
 # A room imports only rooms on lower floors, and itself. `""` is the package: what users import.
 FLOORS = (
-    {"errors", "sampling", "request", "options", "chat", "backend", "events"},
+    {"errors", "schemas", "terms", "sampling", "request", "options", "chat", "backend", "events"},
     {"transcript", "output", "trace", "kernels", "grammar"},
     {"program", "remote", "testing", "models", "core"},
     {"engine"},
@@ -27,7 +27,9 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Some floor-0 files build on each other, in this order.
-VOCABULARY = ("errors", "sampling", "request", "options", "chat", "backend", "events")
+VOCABULARY = (
+    *("errors", "schemas", "terms", "sampling", "request", "options", "chat", "backend", "events"),
+)
 
 # Rooms that must be usable without torch, and the room that must be usable with little else.
 TORCH = {"torch", "transformers", "triton", "xgrammar", "safetensors", "gguf", "tokenizers"}

@@ -10,7 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, assert_never
 
 from structgen.errors import OptionError
-from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Prompt, Regex, Request
+from structgen.request import (
+    Choice,
+    Constraint,
+    Ebnf,
+    JsonSchema,
+    Prompt,
+    Regex,
+    Request,
+    Structure,
+)
 from structgen.sampling import Sampling, Want, check_text
 
 
@@ -139,12 +148,14 @@ def in_words(constraint: Constraint) -> str:
     match constraint:
         case Regex(pattern):
             return f"regex {_quoted(pattern)}"
-        case JsonSchema(schema):
+        case JsonSchema(schema, _):
             return f"JSON schema {_quoted(schema)}"
         case Ebnf(grammar):
             return f"EBNF grammar {_quoted(grammar)}"
         case Choice(options):
             return f"choice of {_cut(', '.join(map(repr, options)))}"
+        case Structure(term):
+            return f"structure {_cut(repr(term))}"
         case _:
             assert_never(constraint)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import msgspec
 
 from structgen.errors import PromptError
 from structgen.sampling import INT32_MAX, Sampling, Want, check_range, check_text, check_whole
+from structgen.schemas import SchemaLike, schema_text
+from structgen.terms import Term
 
 # ---------------------------------------------------------------- prompt parts
 
@@ -68,9 +70,31 @@ class Regex(msgspec.Struct, frozen=True, tag="regex"):
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
-    """The output is one JSON value that is valid under this schema (itself JSON text)."""
+    """The output is one JSON value that is valid under this schema.
+
+    schema       JSON text once it is here; it may be given as a dict, as a type that msgspec or
+                 pydantic can describe, or as True for any JSON value
+    separators   fix the layout: what stands between items and after keys, such as `(", ", ": ")`
+                 as `json.dumps` has it or `(",", ":")`. None leaves it to the model, with at most
+                 two white-space characters between tokens.
+
+    Raises `ConstraintError` for a schema that cannot be written as JSON.
+    """
 
     schema: str
+    separators: tuple[str, str] | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, schema: SchemaLike, separators: tuple[str, str] | None = None
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, str):
+            msgspec.structs.force_setattr(self, "schema", schema_text(self.schema))
+        if isinstance(self.separators, list):
+            msgspec.structs.force_setattr(self, "separators", tuple(self.separators))
 
 
 class Ebnf(msgspec.Struct, frozen=True, tag="ebnf"):
@@ -84,8 +108,22 @@ class Choice(msgspec.Struct, frozen=True, tag="choice"):
 
     options: tuple[str, ...]
 
+    if TYPE_CHECKING:
 
-Constraint = Regex | JsonSchema | Ebnf | Choice
+        def __init__(self, options: Sequence[str]) -> None: ...
+
+    def __post_init__(self) -> None:
+        if isinstance(self.options, list):
+            msgspec.structs.force_setattr(self, "options", tuple(self.options))
+
+
+class Structure(msgspec.Struct, frozen=True, tag="structure"):
+    """The output has the form of this term; see `structgen.terms`."""
+
+    term: Term
+
+
+Constraint = Regex | JsonSchema | Ebnf | Choice | Structure
 
 
 # ---------------------------------------------------------------- requests and replies
@@ -195,11 +233,17 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request ended, and what it took.
 
     matched   the stop string, the text that a stop pattern matched, or the token id that ended it
+    complete  whether the output is whole: under its constraint if it has one, whatever the reason;
+              without one, whether it ended by itself or by a stop
+    forced    tokens of the output that its constraint left no choice about, and that were taken
+              without being drawn (jump-forward)
     waited    seconds between its submission and the step that first computed something of it
     """
 
     reason: FinishReason
     matched: str | int | None = None
+    complete: bool = True
+    forced: int = 0
     usage: Usage = Usage()
     waited: float = 0.0
 

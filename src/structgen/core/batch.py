@@ -163,7 +163,7 @@ def _rows(slices: list[Slice], starts: NDArray[np.int64]) -> tuple[NDArray[np.in
             rows.append(at + position - 1 - piece.start)
             targets.append(int(wanted[0]))
             numbers.append((0.0, 0, 1.0, 0.0, 0, position, want.top_logprobs))
-        if sequence.samples and stop == sequence.known:
+        if sequence.draws and stop == sequence.known:
             if edit := _edit(sequence, len(rows)):
                 edits.append(edit)
             if sequence.matcher is not None:
@@ -196,7 +196,7 @@ def _numbers(sequence: Sequence) -> tuple[float, int, float, float, int, int, in
         sampling.min_p or 0.0,
         sequence.job.seed,
         sequence.known,
-        want.top_logprobs if want.logprobs or want.top_logprobs else -1,
+        want.top_logprobs if sequence.wants_logprobs else -1,
     )
 
 

@@ -19,13 +19,20 @@ import msgspec
 import numpy as np
 
 from structgen.core.batch import Batch, Picked, assemble, scored_positions
+from structgen.core.output import Output
 from structgen.core.pool import Pool
 from structgen.core.radix import Ids
 from structgen.core.schedule import Schedule, Slice
 from structgen.core.sequence import Job, Sequence, Status
-from structgen.errors import NumericalError, PromptError, StepFailedError, StructgenError
+from structgen.errors import (
+    InvalidOutputError,
+    NumericalError,
+    PromptError,
+    StepFailedError,
+    StructgenError,
+)
 from structgen.grammar.matcher import Mask
-from structgen.request import Delta, Finish, FinishReason, Namespace, TokenLogprob
+from structgen.request import Delta, Finish, Namespace, TokenLogprob
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -92,7 +99,9 @@ class Core:
     # ------------------------------------------------------------ requests
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Raises `PromptError` if it could never run."""
+        """Queue a job. Raises `PromptError` if it could never run, `GenerationError` if its
+        constraint cannot be followed.
+        """
         if not len(job.prompt):
             raise PromptError("the prompt is empty: it has no token to continue from")
         sequence = Sequence(job, self._arrivals)
@@ -103,6 +112,9 @@ class Core:
                 f"{sequence.max_length} slots, but the pool has {self.pool.total}; "
                 "lower max_tokens, or give the engine more slots"
             )
+        if not sequence.jump():
+            assert sequence.fault is not None
+            raise sequence.fault
         self._arrivals += 1
         self._sequences[job.id] = sequence
         self.schedule.waiting.append(sequence)
@@ -232,69 +244,84 @@ class Core:
 
     def _advance(self, piece: Slice, picked: Picked, rows: range) -> Iterator[Outcome]:
         sequence = piece.sequence
-        scored = scored_positions(piece)
-        for row, position in zip(rows, scored, strict=False):
-            wanted = sequence.wanted_at(position).tolist()
-            sequence.add_logprobs(_entries(wanted, row, picked))
-        if sequence.computed < sequence.known:
-            return
-        if not sequence.samples:
-            yield self._finish(sequence, Delta(request=sequence.id), "length")
-        else:
-            yield from self._take_token(sequence, picked, rows[-1])
-
-    def _take_token(self, sequence: Sequence, picked: Picked, row: int) -> Iterator[Outcome]:
-        text = sequence.job.text
-        assert text is not None
-        token = int(picked.tokens_r[row])
-        first = not sequence.output_length
-        sequence.append(token)
-        self.totals.generated_tokens += 1
-        want = sequence.request.want
-        entry = _entry(token, row, picked) if want.logprobs or want.top_logprobs else None
-        reason: FinishReason | None = None
-        matched: str | int | None = None
-        if token in sequence.stop_ids and sequence.may_end:
-            reason, matched = "stop", token
-            piece = text.flush()
-        elif not sequence.follow(token):
+        output = Output(sequence)
+        told = sequence.told
+        sound = self._take_rows(sequence, output, piece, picked, rows)
+        self.totals.generated_tokens += sequence.told - told
+        if not sound:
             yield self._break(sequence)
-            return
-        else:
-            sequence.hold(token, entry)
-            piece = text.push(token, allow_stop=sequence.enough)
-            if piece.stop is None and (reason := sequence.ending) is not None:
-                piece = text.flush(piece)
-        if piece.stop is not None:
-            reason, matched = "stop", piece.stop
-        tokens, logprobs = sequence.let_go(piece.settled)
-        delta = Delta(
-            request=sequence.id,
-            tokens=tokens,
-            text=piece.text,
-            tail=piece.tail,
-            partial=reason is None and text.partial,
-            logprobs=logprobs,
-            prompt_logprobs=tuple(sequence.prompt_logprobs) if first else (),
-        )
-        if reason is not None:
-            yield self._finish(sequence, delta, reason, matched)
-        elif tokens or piece.text or delta.prompt_logprobs:
-            yield delta
+        elif sequence.samples:
+            yield from self._report(sequence, output)
+        elif sequence.computed == sequence.known:
+            yield self._end_scoring(sequence)
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        delta: Delta,
-        reason: FinishReason,
-        matched: str | int | None = None,
-    ) -> Delta:
+    def _take_rows(
+        self, sequence: Sequence, output: Output, piece: Slice, picked: Picked, rows: range
+    ) -> bool:
+        """Take in what the logit rows of a slice say; False if the constraint failed."""
+        for row, position in zip(rows, scored_positions(piece), strict=False):
+            wanted = sequence.wanted_at(position).tolist()
+            entries = _entries(wanted, row, picked)
+            ahead = sequence.samples and position >= sequence.prompt_length
+            sequence.scored([] if ahead else entries)
+            if ahead and not output.ended:
+                output.tell(wanted[0], entries[0])
+        if output.ended or not sequence.samples or sequence.computed < sequence.known:
+            return True
+        output.tell_ahead()
+        return output.ended or self._take_token(sequence, output, picked, rows[-1])
+
+    def _take_token(self, sequence: Sequence, output: Output, picked: Picked, row: int) -> bool:
+        """Take in the token that was drawn, and what is forced after it; False on a fault."""
+        token = int(picked.tokens_r[row])
+        sequence.append(token)
+        if token in sequence.stop_ids and sequence.may_end:
+            output.end(token)
+            return True
+        if not sequence.follow(token):
+            return False
+        output.tell(token, _entry(token, row, picked) if sequence.wants_logprobs else None)
+        if output.ended:
+            return True
+        if not sequence.jump():
+            return False
+        if not sequence.wants_logprobs:
+            output.tell_ahead()
+        return True
+
+    def _report(self, sequence: Sequence, output: Output) -> Iterator[Outcome]:
+        """What a step brought, and how the output ended if it did."""
+        delta = output.delta()
+        if not output.ended:
+            if delta is not None:
+                yield delta
+            return
+        assert delta is not None
+        finish = output.finish()
+        if finish.complete and (fault := sequence.verdict()) is not None:
+            yield delta
+            yield self._condemn(sequence, fault)
+            return
         self.totals.finished += 1
         self._release(sequence)
-        finish = Finish(reason=reason, matched=matched, usage=sequence.usage)
-        if not sequence.samples:
-            delta = msgspec.structs.replace(delta, prompt_logprobs=tuple(sequence.prompt_logprobs))
-        return msgspec.structs.replace(delta, finish=finish)
+        yield msgspec.structs.replace(delta, finish=finish)
+
+    def _condemn(self, sequence: Sequence, fault: str) -> Failure:
+        """End a request whose output is whole, and yet not what was asked for."""
+        self.totals.failed += 1
+        self._release(sequence)
+        message = f"the output does not keep its constraint: {fault}"
+        return Failure(sequence.id, InvalidOutputError(message, sequence.written))
+
+    def _end_scoring(self, sequence: Sequence) -> Delta:
+        """End a job that samples nothing."""
+        self.totals.finished += 1
+        self._release(sequence)
+        return Delta(
+            request=sequence.id,
+            prompt_logprobs=tuple(sequence.prompt_logprobs),
+            finish=Finish(reason="length", usage=sequence.usage),
+        )
 
     def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:
         self.schedule.release(sequence, trusted=trusted)
@@ -306,15 +333,15 @@ class Core:
 
 
 def samples(piece: Slice) -> bool:
-    """Whether this slice ends with the last known token, so that a token is drawn after it."""
+    """Whether this slice ends with the last known token, and a token is drawn after it."""
     sequence = piece.sequence
-    return sequence.samples and piece.start + piece.count == sequence.known
+    return sequence.draws and piece.start + piece.count == sequence.known
 
 
 def _tells_of_its_end(piece: Slice) -> bool:
     """Whether there are logits of the last known token, and this slice computes them."""
     sequence = piece.sequence
-    tells = sequence.samples or sequence.job.candidates is not None
+    tells = sequence.draws or sequence.job.candidates is not None
     return tells and piece.start + piece.count == sequence.known
 
 

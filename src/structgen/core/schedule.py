@@ -94,7 +94,7 @@ class Schedule:
             if sequence.status is not Status.RUNNING:
                 continue  # retracted a moment ago, to make room for an older one
             decoding = sequence.decoding
-            count = 1 if decoding else min(sequence.to_compute, budget)
+            count = sequence.to_compute if decoding else min(sequence.to_compute, budget)
             if count and self._provide(sequence, count):
                 slices.append(self._slice(sequence, count))
                 budget -= 0 if decoding else slices[-1].count

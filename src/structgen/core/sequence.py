@@ -21,8 +21,11 @@ from structgen.core.radix import Ids, Node
 from structgen.core.text import TextStream
 from structgen.errors import StructgenError
 from structgen.grammar.matcher import Mask, Matcher, allow
+from structgen.grammar.source import Judge
 from structgen.request import FinishReason, Request, TokenLogprob, Usage
 from structgen.sampling import Sampling
+
+MOST_AHEAD = 32  # forced tokens that a decoding step computes beside the one that was drawn
 
 
 class Status(enum.Enum):
@@ -52,7 +55,9 @@ class Job(msgspec.Struct, frozen=True):
     model's own end tokens. `text` turns output ids to text; None for a job that samples nothing
     (priming and scoring), which ends when its last prompt token has been computed.
 
-    `matcher` follows the constraint on the output, and is this job's alone.
+    `matcher` follows the constraint on the output, and is this job's alone. With `jump`, tokens
+    that the constraint leaves no choice about are taken without being drawn. An output that is
+    whole is shown to the `judge`, and its job fails where that one finds a fault.
 
     `candidates` are for such a job, in place of `want.prompt_logprobs`: its last delta has one
     entry of prompt log-probabilities for each of them, position by position.
@@ -67,6 +72,8 @@ class Job(msgspec.Struct, frozen=True):
     text: TextStream | None
     candidates: Candidates | None = None
     matcher: Matcher | None = None
+    judge: Judge | None = None
+    jump: bool = True
 
 
 class Sequence:
@@ -99,7 +106,7 @@ class Sequence:
         self._first_scored, self.logprob_stop = _scored(job)
         self._scored = 0
         if job.request.want.prompt_logprobs == 0:
-            self.add_logprobs([TokenLogprob(int(job.prompt[0]), None)])
+            self.scored([TokenLogprob(int(job.prompt[0]), None)])
         self.counts: Counter[int] = Counter()
         self._held: deque[tuple[int, TokenLogprob | None]] = deque()
         self._let_go = 0
@@ -108,6 +115,10 @@ class Sequence:
             self.stop_ids |= job.end_ids
         self.matcher = job.matcher
         self.may_end = True  # a stop token that is drawn next ends the output
+        self.drawn = self.known  # index behind the last token that was no forced one
+        self.told = 0  # tokens of the output whose text has been made
+        self.forced = 0  # tokens of the output that were not drawn
+        self._written: list[str] = []
         self.fault: StructgenError | None = None  # what kept the next mask from being made
 
     @property
@@ -122,8 +133,13 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Only the last sampled token is still to be computed."""
-        return self.computed >= self.prompt_length and self.to_compute == 1
+        """Only the last sampled token is still to be computed, and the few forced after it."""
+        ahead = self.known - self.drawn
+        return (
+            self.computed >= self.prompt_length
+            and 0 < self.to_compute <= ahead + 1
+            and ahead <= MOST_AHEAD
+        )
 
     @property
     def logprob_next(self) -> int:
@@ -137,8 +153,8 @@ class Sequence:
             return self.ids[position : position + 1]
         return candidates.each[position - candidates.first]
 
-    def add_logprobs(self, entries: list[TokenLogprob]) -> None:
-        """What was found at the position `logprob_next`."""
+    def scored(self, entries: list[TokenLogprob]) -> None:
+        """What was found of the prompt at the position `logprob_next`; nothing behind it."""
         self.prompt_logprobs += entries
         self._scored += 1
 
@@ -150,7 +166,7 @@ class Sequence:
         log-probability in the logits of token i - 1, which must then run too.
         """
         limit = self.known - 1
-        if self.output_length == 0 and self.logprob_next < self.logprob_stop:
+        if self.logprob_next < self.logprob_stop:
             limit = min(limit, max(self.logprob_next - 1, 0))
         return limit
 
@@ -160,7 +176,7 @@ class Sequence:
         return Usage(
             prompt_tokens=self.prompt_length,
             cached_tokens=self.cached,
-            completion_tokens=self.output_length,
+            completion_tokens=self.told,
         )
 
     @property
@@ -196,18 +212,78 @@ class Sequence:
                 return False
         return True
 
+    def jump(self) -> bool:
+        """Take the tokens that are certain to come next; False if the matcher cannot go on."""
+        room = self.max_length - self.known
+        if self.matcher is None or not self.job.jump or not room or self.matcher.finished:
+            return True
+        try:
+            tokens = self.matcher.forced(room)
+        except StructgenError as error:
+            self.fault = error
+            return False
+        start = self.known
+        for token in tokens:
+            if not self.follow(token):
+                return False
+            self._add(token)
+        self.forced += self.known - start
+        if self.known > start and self.wants_logprobs:
+            if self.logprob_next >= self.logprob_stop:
+                self._first_scored = start - self._scored
+            self.logprob_stop = self.known
+        return True
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log-probabilities of the output are wanted."""
+        want = self.request.want
+        return want.logprobs or want.top_logprobs > 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is to be drawn after the last known one."""
+        over = self.known == self.max_length or (self.matcher is not None and self.matcher.finished)
+        return self.samples and not over
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was told is whole under the constraint; False where there is none."""
+        return (
+            self.matcher is not None and self.matcher.complete and self.told == self.output_length
+        )
+
     @property
     def ending(self) -> FinishReason | None:
-        """Why the output ends with the last token, if it was no stop; None if it goes on."""
-        if self.matcher is not None and self.matcher.finished:
+        """Why the output ends with the last token told, if it was no stop; None if it goes on."""
+        whole = self.told == self.output_length
+        if whole and self.matcher is not None and self.matcher.finished:
             return "stop"
-        return "length" if self.known == self.max_length else None
+        return "length" if self.prompt_length + self.told == self.max_length else None
 
     def append(self, token: int) -> None:
         """Add a sampled token."""
+        self._add(token)
+        self.drawn = self.known
+
+    def _add(self, token: int) -> None:
         self.ids[self.known] = token
         self.known += 1
         self.counts[token] += 1
+
+    def write(self, text: str) -> None:
+        """Keep text of the output, if it is to be judged in the end."""
+        if self.job.judge is not None:
+            self._written.append(text)
+
+    def verdict(self) -> str | None:
+        """What is wrong with the whole text, if anybody judges it."""
+        return None if self.job.judge is None else self.job.judge.fault("".join(self._written))
+
+    @property
+    def written(self) -> str:
+        """The text that was judged."""
+        return "".join(self._written)
 
     def hold(self, token: int, entry: TokenLogprob | None) -> None:
         """Keep a sampled token back until it is certain that no stop string cuts it off."""

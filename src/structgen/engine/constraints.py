@@ -11,6 +11,7 @@ Used   by `engine`.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -21,7 +22,7 @@ from structgen.errors import ConstraintError, EngineClosedError, OptionError
 from structgen.grammar.compiler import KINDS, Grammar, compile_constraint, refusal
 from structgen.grammar.matcher import Vocabulary
 from structgen.models.checkpoint import Checkpoint
-from structgen.request import Choice, Constraint, Request
+from structgen.request import Constraint, Request
 
 MOST_KEPT = 2_000_000  # size of the grammars that are kept for later requests, about 50 MB
 COMPILING_AT_ONCE = 2  # threads; what is compiled cannot be interrupted
@@ -122,13 +123,12 @@ def vocabulary_of(checkpoint: Checkpoint, size: int) -> Vocabulary:
     """
     tokenizer = checkpoint.tokenizer
     textless = tokenizer.control_ids | set(checkpoint.defaults.end_ids)
-    return Vocabulary(tokenizer.token_bytes, textless, size)
+    encode = functools.partial(tokenizer.encode, start=False)
+    return Vocabulary(tokenizer.token_bytes, textless, size, encode)
 
 
 def _key(constraint: Constraint) -> Constraint:
-    """The constraint as it can be looked up. Raises `ConstraintError` for what is none."""
-    if isinstance(constraint, Choice) and isinstance(constraint.options, list):
-        constraint = Choice(tuple(constraint.options))
+    """The constraint, which can be looked up. Raises `ConstraintError` for what is none."""
     try:
         hash(constraint)
     except TypeError:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from structgen.core.batch import Batch, Picked
 from structgen.core.core import Core, Failure, Outcome
+from structgen.engine.memory import Tidying
 from structgen.grammar.matcher import Mask
 
 
@@ -93,6 +94,7 @@ class Loop:
         """
         self._core, self._computer, self._deliver = core, computer, deliver
         self._waits = waits or Waits()
+        self._tidying = Tidying()
         self._work = asyncio.Event()
         self._stopping = False
         self._worker = None
@@ -176,6 +178,7 @@ class Loop:
             handed.cancel()  # of no effect where there is an answer
 
     def _compute(self, batch: Batch, mask: Callable[[], Mask | None]) -> Picked:
+        self._tidying.between_steps()
         logits_rv = self._computer.forward(batch)
         if (made := mask()) is None:
             return self._computer.pick(logits_rv, batch)

@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from structgen.errors import ConstraintError, GenerationError
 from structgen.grammar.dialect import Expression, from_choice, from_regex
 from structgen.grammar.matcher import GuidanceMatcher, Vocabulary
+from structgen.grammar.source import Source
 from structgen.request import Choice, Constraint, Regex
 
 KINDS = frozenset({"regex", "choice"})
@@ -24,20 +25,37 @@ KINDS = frozenset({"regex", "choice"})
 class Grammar:
     """A compiled constraint."""
 
-    def __init__(self, state: LLMatcher, vocabulary: Vocabulary, size: int) -> None:
-        """`state` stands before the first token, and stays there; `size` tells what it takes."""
+    def __init__(self, state: LLMatcher, vocabulary: Vocabulary, source: Source) -> None:
+        """`state` stands before the first token, and stays there."""
         self._state, self._vocabulary = state, vocabulary
-        self.size = size  # some 20 bytes each
+        self.source = source
+        self.size = 1_000 + len(source.lark)  # some 20 bytes each
+
+    @property
+    def path(self) -> str:
+        """What enforces the constraint: the backend of the mask, and whether a check follows."""
+        return "llguidance" if self.source.judge is None else "llguidance, final check"
 
     def matcher(self) -> GuidanceMatcher:
         """A matcher that has accepted nothing yet."""
         return GuidanceMatcher(self._state.deep_copy(), self._vocabulary)
 
     def matches(self, tokens: Sequence[int], tail: str = "") -> bool:
-        """Whether the text of these tokens, and the tail after it, is a complete output."""
+        """Whether the text of these tokens, and the tail after it, is what the mask lets through.
+
+        The final check is another question; see `fault`.
+        """
         matcher = self.matcher()
         ids = [*tokens, *self._vocabulary.backend.greedy_tokenize(tail)]
         return matcher.try_all(ids) == len(ids) and matcher.complete
+
+    def fault(self, text: str) -> str | None:
+        """What the final check finds wrong with a text that the mask lets through."""
+        return None if self.source.judge is None else self.source.judge.fault(text)
+
+    def accepts(self, text: str) -> bool:
+        """Whether an output with exactly this text can be decoded, and is then delivered."""
+        return self.matches((), text) and self.fault(text) is None
 
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
@@ -45,16 +63,20 @@ def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Gramma
 
     Raises `ConstraintError`, quoting it, if it is malformed or cannot be enforced.
     """
+    return _compiled(source_of(constraint, vocabulary), vocabulary)
+
+
+def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
+    """A constraint in the words of the backends. Raises `ConstraintError`, as above."""
     match constraint:
         case Regex(pattern):
-            expression = from_regex(pattern, vocabulary.spelled)
-            name = f"regex {pattern!r:.200}"
+            found = from_regex(pattern, vocabulary.spelled)
+            return _from_expression(found, f"regex {pattern!r:.200}")
         case Choice(options):
-            expression = from_choice(options, vocabulary.spelled)
-            name = f"choices {options!r:.200}"
+            found = from_choice(options, vocabulary.spelled)
+            return _from_expression(found, f"choices {options!r:.200}")
         case _:
             raise refusal(constraint)
-    return _compiled(expression, vocabulary, name)
 
 
 def refusal(constraint: Constraint) -> ConstraintError:
@@ -66,27 +88,30 @@ def refusal(constraint: Constraint) -> ConstraintError:
     )
 
 
-def _compiled(expression: Expression, vocabulary: Vocabulary, name: str) -> Grammar:
+def _from_expression(expression: Expression, name: str) -> Source:
+    lazy = "[lazy]" if expression.lazy else ""
+    return Source(name, f"start{lazy}: /{expression.source}/", expression.sample)
+
+
+def _compiled(source: Source, vocabulary: Vocabulary) -> Grammar:
     # Without `no_forcing` a mask has one bit where the next bytes are certain: the spelling that
     # the backend would choose, and none of the others that a model may prefer.
-    lazy = "[lazy]" if expression.lazy else ""
-    lark = f'%llguidance {{"no_forcing": true}}\nstart{lazy}: /{expression.source}/'
     state = LLMatcher(
         vocabulary.backend,
-        LLMatcher.grammar_from_lark(lark),
+        LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{source.lark}'),
         log_level=0,
         limits=LLParserLimits(verbose_errors=False),
     )
     if state.is_error():
         reason = state.get_error().strip().partition("\n")[0]
-        raise ConstraintError(f"{name}: {reason}; a simpler one may do")
-    grammar = Grammar(state, vocabulary, 1_000 + len(expression.source))
+        raise ConstraintError(f"{source.name}: {reason}; a simpler one may do")
+    grammar = Grammar(state, vocabulary, source)
     try:
         # Followed through a long text, what blows up does so here, and not in a request.
-        grammar.matcher().try_all(vocabulary.backend.greedy_tokenize(expression.sample))
+        grammar.matcher().try_all(vocabulary.backend.greedy_tokenize(source.sample))
     except GenerationError as error:
         raise ConstraintError(
-            f"{name}: it can match in too many ways at once ({error}); bound fewer repeats "
+            f"{source.name}: it can match in too many ways at once ({error}); bound fewer repeats "
             "inside other repeats"
         ) from None
     return grammar

@@ -9,6 +9,7 @@ Used   by `core`, which asks for one mask a step and says which token was drawn.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from types import MappingProxyType
 from typing import Protocol
@@ -19,8 +20,11 @@ from numpy.typing import NDArray
 
 from structgen.errors import GenerationError
 from structgen.grammar.characters import LAST, Ranges, union
+from structgen.grammar.forced import CONTEXT, Encode, Spelling
 
 Mask = NDArray[np.int32]
+
+MOST_FORCED = 512  # bytes looked ahead at once
 
 # Where a pattern allows all texts of one of these, its tokens are allowed without a look at each of
 # them: for `[a-z ]{400}` a mask takes 50 us and not 650.
@@ -42,10 +46,7 @@ _LEADS = MappingProxyType(
 
 
 class Matcher(Protocol):
-    """One output on its way through a constraint. Every request has its own.
-
-    What comes later (tokens that are forced, taking tokens back) joins the protocol here.
-    """
+    """One output on its way through a constraint. Every request has its own."""
 
     @property
     def words(self) -> int:
@@ -74,6 +75,15 @@ class Matcher(Protocol):
         """Take a token that the mask allows. Raises `GenerationError` for any other."""
         ...
 
+    def forced(self, limit: int) -> Sequence[int]:
+        """The tokens that are certain to come next, `limit` at most; none is taken.
+
+        In the spelling that the tokenizer has for the whole text, and only as far as no longer
+        token might span its end: what a model that knows the form would have written. Raises
+        `GenerationError` if the backend has to give up.
+        """
+        ...
+
 
 def allow(row: Mask, tokens: Collection[int]) -> None:
     """Set the bits of tokens in a mask."""
@@ -90,15 +100,23 @@ class Vocabulary:
     words     width of a mask
     text      the mask of all tokens that have a text
     spelled   the characters that there are tokens for: whoever begins one can finish it
+    spelling  how the tokenizer writes forced text; None where there is no tokenizer
     """
 
-    def __init__(self, token_bytes: Sequence[bytes], textless: Collection[int], size: int) -> None:
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        textless: Collection[int],
+        size: int,
+        encode: Encode | None = None,
+    ) -> None:
         """Index a vocabulary.
 
         token_bytes   the bytes of every token by id; b"" for tokens without text
         textless      ids that are never part of a text, whatever their bytes: control tokens, and
                       tokens that end an output
         size          number of logits; ids from there on do not exist
+        encode        the tokenizer's, for text inside of a text; without it nothing is forced
         """
         tokens = [data if n not in textless else b"" for n, data in enumerate(token_bytes[:size])]
         tokens += [b""] * (size - len(tokens))
@@ -108,6 +126,7 @@ class Vocabulary:
         # end an output is decided elsewhere.
         self.end = size
         self.spelled = _spelled(tokens)
+        self.spelling = None if encode is None else Spelling(tokens, encode)
         self.backend = LLTokenizer(
             TokenizerWrapper(_Tokens([*tokens, b""], self.end)),
             n_vocab=size + 1,
@@ -155,6 +174,7 @@ class GuidanceMatcher:
         """`state` is this matcher's alone."""
         self._state, self._vocabulary = state, vocabulary
         self._row = np.zeros(-(-(vocabulary.size + 1) // 32), np.int32)
+        self._recent: deque[int] = deque(maxlen=CONTEXT)
         self._look()
 
     @property
@@ -177,14 +197,33 @@ class GuidanceMatcher:
         if self._finished:
             row[:] = 0
             return
-        self._compute()
+        self._compute(self._state)
         np.bitwise_and(self._row[: row.size], self._vocabulary.text, out=row)
 
     def accept(self, token: int) -> None:
         """See `Matcher`."""
         if not self._state.consume_token(token):
-            raise self._failure()
+            raise self._failure(self._state)
+        self._recent.append(token)
         self._look()
+
+    def forced(self, limit: int) -> Sequence[int]:
+        """See `Matcher`."""
+        spelling = self._vocabulary.spelling
+        if spelling is None or self._finished:
+            return ()
+        data = self._state.compute_ff_bytes()[:MOST_FORCED]
+        ids = spelling.encoded(list(self._recent), data) if data else []
+        if not ids:
+            return ()
+        ahead = self._state.deep_copy()
+        if not ahead.consume_tokens(ids):
+            raise self._failure(ahead)
+        self._row[:] = 0
+        if not ahead.is_stopped():
+            self._compute(ahead)
+        allowed = self._row[: self._vocabulary.words] & self._vocabulary.text
+        return spelling.kept(ids, allowed)[:limit]
 
     def try_all(self, tokens: Sequence[int]) -> int:
         """Accept tokens for as long as they are allowed; how many were.
@@ -194,26 +233,28 @@ class GuidanceMatcher:
         for count, token in enumerate(tokens):
             if self._finished:
                 return count
-            self._compute()  # with a mask, the backend begins to count its steps anew
+            self._compute(self._state)  # with a mask, the backend counts its steps anew
             taken = self._state.try_consume_tokens([token])
             if self._state.is_error():
-                raise self._failure()
+                raise self._failure(self._state)
             if not taken:
                 return count
+            self._recent.append(token)
             self._look()
         return len(tokens)
 
-    def _compute(self) -> None:
-        self._state.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
-        if self._state.is_error():
-            raise self._failure()
+    def _compute(self, state: LLMatcher) -> None:
+        state.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
+        if state.is_error():
+            raise self._failure(state)
 
     def _look(self) -> None:
         self._complete: bool = self._state.is_accepting()
         self._finished: bool = self._complete and self._state.is_stopped()
 
-    def _failure(self) -> GenerationError:
-        reason = self._state.get_error().strip().partition("\n")[0]
+    @staticmethod
+    def _failure(state: LLMatcher) -> GenerationError:
+        reason = state.get_error().strip().partition("\n")[0]
         return GenerationError(
             f"the constraint could not be followed any further: {reason}; a simpler pattern, with "
             "fewer repeats inside repeats, may help"
