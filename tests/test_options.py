@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from structgen.errors import OptionError
-from structgen.options import did_you_mean, in_words, nearest, request_from, unknown_option
-from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex, Text
+from structgen.errors import ConstraintError, OptionError
+from structgen.options import (
+    did_you_mean,
+    frozen,
+    in_words,
+    merged,
+    nearest,
+    request_from,
+    unknown_option,
+)
+from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex, Structure, Text
+from structgen.terms import Fixed
 
 PROMPT = (Text("a prompt"),)
 
@@ -31,7 +43,7 @@ class TestAnUnknownOption:
         assert caught.value.option == option
 
     def test_that_is_like_no_other_lists_all(self) -> None:
-        with pytest.raises(OptionError, match=r"^heat: unknown option; .* deadline, frequency_p"):
+        with pytest.raises(OptionError, match=r"^heat: unknown option; .* deadline, ebnf, freq"):
             request_from(PROMPT, {"heat": 1})
 
     def test_says_whose_options_there_are(self) -> None:
@@ -70,3 +82,110 @@ class TestAConstraintInWords:
     )
     def test_is_no_repr(self, constraint: Constraint, words: str) -> None:
         assert in_words(constraint) == words
+
+
+class Point(msgspec.Struct):
+    x: int
+
+
+class Made:
+    """What an engine would make of a constraint."""
+
+    constraint = Regex("a+")
+
+
+class TestAConstraint:
+    @pytest.mark.parametrize(
+        ("options", "constraint"),
+        [
+            ({}, None),
+            ({"regex": None, "json_schema": None, "ebnf": None, "constraint": None}, None),
+            ({"regex": "a+"}, Regex("a+")),
+            ({"ebnf": 'root ::= "a"'}, Ebnf('root ::= "a"')),
+            ({"json_schema": '{"type": "null"}'}, JsonSchema('{"type": "null"}')),
+            ({"json_schema": {"const": "é"}}, JsonSchema('{"const": "é"}')),
+            ({"json_schema": True}, JsonSchema("true")),
+            ({"json_schema": Point}, JsonSchema(Point)),
+            (
+                {"json_schema": "{}", "separators": [", ", ": "]},
+                JsonSchema("{}", (", ", ": ")),
+            ),
+            ({"constraint": Choice(("a", "b"))}, Choice(("a", "b"))),
+            ({"constraint": Fixed("a")}, Structure(Fixed("a"))),
+            ({"constraint": Made()}, Regex("a+")),
+            (
+                {"constraint": JsonSchema("{}"), "separators": (",", ":")},
+                JsonSchema("{}", (",", ":")),
+            ),
+        ],
+    )
+    def test_is_one_of_the_keywords(
+        self, options: dict[str, Any], constraint: Constraint | None
+    ) -> None:
+        assert request_from(PROMPT, options).constraint == constraint
+        assert request_from(PROMPT, frozen(options)).constraint == constraint
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"regex": "a", "ebnf": "b"}, "^regex: it cannot be combined with ebnf; give one"),
+            (
+                {"constraint": Regex("a"), "json_schema": True, "regex": "a"},
+                "^regex: it cannot be combined with json_schema and constraint",
+            ),
+            ({"regex": b"a"}, "^regex: "),
+            ({"ebnf": 5}, "^ebnf: "),
+            ({"constraint": "a+"}, "^constraint: expected Regex, .* a pattern goes to regex="),
+            ({"constraint": Point(1)}, r"^constraint: expected .*, got Point\(x=1\)"),
+            ({"separators": (",", ":")}, "^separators: they lay out the JSON of json_schema"),
+            ({"regex": "a", "separators": (",", ":")}, "^separators: they lay out"),
+            ({"json_schema": "{}", "separators": ","}, "^separators: expected two strings"),
+            ({"json_schema": "{}", "separators": (",", 1)}, "^separators: expected two strings"),
+        ],
+    )
+    def test_is_one_at_most_and_of_its_kind(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(OptionError, match=message) as caught:
+            request_from(PROMPT, options)
+
+        assert caught.value.option == message[1:].partition(":")[0]
+
+    def test_that_has_no_schema_is_refused_by_its_name(self) -> None:
+        with pytest.raises(ConstraintError, match=r"complex.*has no JSON schema"):
+            request_from(PROMPT, {"json_schema": complex})
+
+    def test_of_a_call_stands_beside_no_option(self) -> None:
+        with pytest.raises(OptionError, match=r"^regex: the call has the choice of 'a' already"):
+            request_from(PROMPT, {"regex": "a"}, constraint=Choice(("a",)))
+
+    def test_of_a_call_takes_separators(self) -> None:
+        request = request_from(PROMPT, {"separators": (",", ":")}, constraint=JsonSchema("{}"))
+
+        assert request.constraint == JsonSchema("{}", (",", ":"))
+
+    def test_does_not_change_with_the_dict_that_it_came_from(self) -> None:
+        schema = {"type": "null"}
+        options = frozen({"json_schema": schema})
+        schema["type"] = "string"
+
+        assert options == {"json_schema": '{"type": "null"}'}
+
+
+class TestOptionsOverDefaults:
+    def test_win_one_by_one(self) -> None:
+        assert merged({"seed": 1, "top_k": 2}, {"seed": 3}) == {"seed": 3, "top_k": 2}
+
+    def test_replace_the_constraint_as_a_whole(self) -> None:
+        defaults = {"json_schema": "{}", "separators": (",", ":"), "seed": 1}
+
+        assert merged(defaults, {"regex": "a"}) == {"regex": "a", "seed": 1}
+        assert merged(defaults, {}, bound=True) == {"seed": 1}
+
+    def test_may_take_the_constraint_away(self) -> None:
+        given = merged({"regex": "a"}, {"regex": None})
+
+        assert request_from(PROMPT, given).constraint is None
+
+    def test_may_lay_out_the_schema_of_the_defaults(self) -> None:
+        given = merged({"json_schema": "{}"}, {"separators": (",", ":")})
+
+        assert request_from(PROMPT, given).constraint == JsonSchema("{}", (",", ":"))

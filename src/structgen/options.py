@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, assert_never
+from typing import Any, Protocol, TypedDict, assert_never, runtime_checkable
+
+import msgspec
 
 from structgen.errors import OptionError
 from structgen.request import (
@@ -21,10 +23,37 @@ from structgen.request import (
     Structure,
 )
 from structgen.sampling import Sampling, Want, check_text
+from structgen.schemas import SchemaLike, schema_text
+from structgen.terms import Term
+
+
+@runtime_checkable
+class Precompiled(Protocol):
+    """What an engine made of a constraint, `Compiled`; anything that knows its constraint."""
+
+    @property
+    def constraint(self) -> Constraint:
+        """What it was made of."""
+        ...
+
+
+ConstraintLike = Constraint | Term | Precompiled
+"""A constraint, a term (the output has its form), or what an engine compiled of either."""
 
 
 class GenOptions(TypedDict, total=False):
-    """Keywords of every generating call; the fields of `Sampling` and `Want`, typed loosely."""
+    """Keywords of every generating call; the fields of `Sampling` and `Want`, typed loosely.
+
+    What the whole output must be is said by one of these at most:
+
+    regex         a pattern that matches it
+    json_schema   it is a JSON value that is valid under this schema: JSON text, a dict, a type that
+                  msgspec or pydantic can describe, True for any JSON value. With `separators`,
+                  such as `(", ", ": ")`, its layout is fixed
+    ebnf          a grammar that derives it from its rule `root`
+    constraint    `Regex`, `JsonSchema`, `Ebnf`, `Choice`, `Structure`; a term; or what
+                  `engine.compile` made of one
+    """
 
     max_tokens: int | None
     temperature: float | None
@@ -42,6 +71,10 @@ class GenOptions(TypedDict, total=False):
     ignore_eos: bool
     seed: int | None
     regex: str | None
+    json_schema: SchemaLike | None
+    separators: tuple[str, str] | None
+    ebnf: str | None
+    constraint: ConstraintLike | None
     logprobs: bool
     top_logprobs: int
     prompt_logprobs: int | None
@@ -52,6 +85,8 @@ class GenOptions(TypedDict, total=False):
 _SAMPLING = frozenset(Sampling.__struct_fields__)
 _WANT = frozenset(Want.__struct_fields__)
 _REQUEST = frozenset({"priority", "deadline"})
+_CONSTRAINING = ("regex", "json_schema", "ebnf", "constraint")
+_BINDING = frozenset({*_CONSTRAINING, "separators"})
 _QUOTED = 80  # characters of a constraint that a message shows
 
 
@@ -59,16 +94,15 @@ def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> R
     """Build a request from keyword options; an option that is None has its default.
 
     `fields` are further fields of `Request` (lineage, namespace, constraint, ...).
-    Raises `OptionError` for an unknown option or a value out of range.
+    Raises `OptionError` for an unknown option or a value out of range, and for two constraints;
+    `ConstraintError` for a schema that cannot be written as JSON.
     """
-    known = _SAMPLING | _WANT | _REQUEST | {"regex"}
+    known = _SAMPLING | _WANT | _REQUEST | _BINDING
     if unknown := sorted(set(options) - known):
         raise unknown_option(unknown[0], known)
     options = {name: value for name, value in options.items() if value is not None}
     sampling = {name: value for name, value in options.items() if name in _SAMPLING}
-    if (regex := options.get("regex")) is not None:
-        check_text("regex", regex)
-        fields["constraint"] = Regex(regex)
+    fields["constraint"] = _constraint(options, fields.get("constraint"))
     return Request(
         prompt=prompt,
         sampling=_sampling(sampling),
@@ -78,9 +112,54 @@ def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> R
     )
 
 
+def merged(
+    defaults: Mapping[str, Any], options: Mapping[str, Any], *, bound: bool = False
+) -> dict[str, Any]:
+    """A call's options over the defaults around it: its constraint takes the place of theirs.
+
+    bound   the call has a constraint of its own, which is none of its options
+    """
+    if bound or constraining(options) is not None:
+        defaults = {name: value for name, value in defaults.items() if name not in _BINDING}
+    return {**defaults, **options}
+
+
+def constraining(options: Mapping[str, Any]) -> str | None:
+    """The name of the option that constrains the output, None if none does."""
+    for name in _CONSTRAINING:
+        if options.get(name) is not None:
+            return name
+    return None
+
+
+def constraint_of(value: object) -> Constraint:
+    """The constraint of what may be given for one: itself, a term, something compiled.
+
+    Raises `OptionError` for anything else.
+    """
+    if isinstance(value, Regex | JsonSchema | Ebnf | Choice | Structure):
+        return value
+    if isinstance(value, Term):
+        return Structure(value)
+    if isinstance(value, Precompiled):
+        return constraint_of(value.constraint)
+    raise OptionError(
+        "constraint",
+        f"expected Regex, JsonSchema, Ebnf, Choice, Structure, a term or what engine.compile made, "
+        f"got {_cut(repr(value))}; a pattern goes to regex=, a schema or type to json_schema=",
+    )
+
+
 def frozen(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same options, with nothing in them that can be used up or changed by others."""
+    """The same options, with nothing in them that can be used up or changed by others.
+
+    Raises `ConstraintError` for a `json_schema` that cannot be written as JSON.
+    """
     made = dict(options)
+    if (schema := made.get("json_schema")) is not None:
+        made["json_schema"] = schema_text(schema)
+    if isinstance(separators := made.get("separators"), list):
+        made["separators"] = tuple(separators)
     for name in ("stop", "stop_regex", "stop_token_ids"):
         value = made.get(name)
         if isinstance(value, Iterable) and not isinstance(value, str | bytes):
@@ -88,6 +167,50 @@ def frozen(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(bias := made.get("logit_bias"), Mapping):
         made["logit_bias"] = dict(bias)
     return made
+
+
+def _constraint(options: Mapping[str, Any], bound: Constraint | None) -> Constraint | None:
+    """The one constraint of a request; `bound` is one that is none of its options."""
+    given = [name for name in _CONSTRAINING if name in options]
+    if len(given) > 1:
+        raise OptionError(
+            given[0], f"it cannot be combined with {' and '.join(given[1:])}; give one of them"
+        )
+    if given and bound is not None:
+        raise OptionError(given[0], f"the call has the {in_words(bound)} already; drop one of them")
+    separators = options.get("separators")
+    match given:
+        case ["regex"]:
+            check_text("regex", options["regex"])
+            bound = Regex(options["regex"])
+        case ["ebnf"]:
+            check_text("ebnf", options["ebnf"])
+            bound = Ebnf(options["ebnf"])
+        case ["json_schema"]:
+            return JsonSchema(options["json_schema"], _checked(separators))
+        case ["constraint"]:
+            bound = constraint_of(options["constraint"])
+    if separators is None:
+        return bound
+    if isinstance(bound, JsonSchema) and bound.separators is None:
+        return msgspec.structs.replace(bound, separators=_checked(separators))
+    raise OptionError(
+        "separators",
+        "they lay out the JSON of json_schema or of a type, once; give one of these, or drop them",
+    )
+
+
+def _checked(separators: object) -> tuple[str, str] | None:
+    """What stands between items and after keys. Which layouts there are is for the engine."""
+    match separators:
+        case None:
+            return None
+        case [str(between), str(after)]:
+            return between, after
+        case _:
+            raise OptionError(
+                "separators", f'expected two strings such as (", ", ": "), got {separators!r:.80}'
+            )
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:

@@ -27,6 +27,7 @@ from structgen.errors import (
     TemplateError,
 )
 from structgen.events import VariableSet
+from structgen.options import merged
 from structgen.program.expression import (
     CloseRole,
     CloseScope,
@@ -41,7 +42,7 @@ from structgen.program.expression import (
 from structgen.program.generation import Caller
 from structgen.program.run import ForkScope, Place, Run, derived_seed
 from structgen.program.variables import Meta, Value, Variables
-from structgen.request import Constraint, Lineage, Prompt, Request, prompt_text
+from structgen.request import Lineage, Prompt, Request, prompt_text
 from structgen.sampling import DEFAULT_MAX_TOKENS
 from structgen.transcript.chain import Closed, Opened, Segment, Transcript
 from structgen.transcript.layout import NO_CHAT, Layout, extends, lay_out
@@ -287,24 +288,24 @@ class Cursor:
 
     def ask(self, call: Gen) -> Question:
         """The requests of a generation here."""
-        merged = {**self.options, **call.options}
-        if call.form is not None and call.form.constraint is not None:
-            merged.pop("regex", None)
+        constraint = call.form.constraint if call.form is not None else None
+        options = merged(self.options, call.options, bound=constraint is not None)
         place = (*self.place, self._calls)
         self._calls += 1
         layout = self.prompt(str(call))
-        _keep_budget(merged, self.run.left())
+        _keep_budget(options, self.run.left())
         requests: list[Request] = []
         for sample in range(call.samples or 1):
-            seed = merged.get("seed")
-            own = dict(merged)
+            seed = options.get("seed")
+            own = dict(options)
             if seed is not None and call.options.get("seed") is None:
                 own["seed"] = derived_seed(seed, place)
             if own.get("seed") is not None and sample:
                 own["seed"] = derived_seed(own["seed"], (sample,))
             lineage = self.lineage(call.name)
-            request = self.run.request(layout.parts, own, lineage=lineage, constraint=_bound(call))
-            requests.append(request)
+            requests.append(
+                self.run.request(layout.parts, own, lineage=lineage, constraint=constraint)
+            )
         lost = layout.rewritten or not extends(layout.parts, self._sent)
         self.sent(layout.parts)
         caller = Caller(self.place, self.number, call.name or "", call.reasoning)
@@ -378,7 +379,7 @@ class Cursor:
     def _merge(self) -> None:
         self.options = {**self._base}
         for _, options in self._layers:
-            self.options = {**self.options, **options}
+            self.options = merged(self.options, options)
 
     # ------------------------------------------------------------ forking
 
@@ -402,11 +403,6 @@ class Cursor:
         child._sent = self._sent
         self.run.branch_opened(child.number, self.number, child.branch)
         return child
-
-
-def _bound(call: Gen) -> Constraint | None:
-    """The constraint of a call's type; None leaves the place to the option `regex`."""
-    return call.form.constraint if call.form is not None else None
 
 
 def _keep_budget(options: dict[str, Any], left: int | None) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from structgen.chat import Role
 from structgen.errors import OptionError, UnsupportedError
-from structgen.options import GenOptions, frozen, request_from, unknown_option
+from structgen.options import GenOptions, constraining, frozen, request_from, unknown_option
 from structgen.output.choices import Method, check_method, checked_choices
 from structgen.output.reasoning import check_family
 from structgen.output.types import Form, form_of
@@ -199,7 +199,8 @@ def gen(
     """
     call = call_of(name, type, n, pick, choices, by, options)
     if isinstance(call, Gen):
-        request_from((), call.options)  # checked where it is written, not where it is awaited
+        # Checked where it is written, not where it is awaited.
+        request_from((), call.options, constraint=call.form and call.form.constraint)
     return call
 
 
@@ -314,10 +315,10 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
         check_family(reasoning)
     described: Any = type_  # whether it is a type is for `form_of` to say
     form: Form[Any] | None = None if type_ is str else form_of(described)
-    constrained = given.get("regex") is not None
-    if form is not None and form.constraint is not None and constrained:
-        raise OptionError("regex", "type= has a form of its own; give one of the two")
-    if reasoning is not None and (form is not None or constrained):
+    constrained = constraining(given)
+    if form is not None and form.constraint is not None and constrained is not None:
+        raise OptionError(constrained, "type= has a form of its own; give one of the two")
+    if reasoning is not None and (form is not None or constrained is not None):
         raise OptionError("reasoning", _UNBOUND)
     return Gen(
         name=checked_name(name),
@@ -367,7 +368,7 @@ def _turn(role: Role, content: Expression | str) -> Expression:
 def _reasoned(each: Expression, family: str) -> Expression:
     if not isinstance(each, Gen):
         return each
-    if each.form is not None or each.options.get("regex") is not None:
+    if each.form is not None or constraining(each.options) is not None:
         raise OptionError("reasoning", _UNBOUND)
     if each.reasoning not in {None, family}:
         raise OptionError("reasoning", f"{each!s} has {each.reasoning!r} already; give one of them")

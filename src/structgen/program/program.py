@@ -43,7 +43,7 @@ from structgen.events import (
     ProgramLeft,
     RunStarted,
 )
-from structgen.options import GenOptions, frozen, request_from
+from structgen.options import GenOptions, frozen, merged, request_from
 from structgen.program import operations
 from structgen.program.batch import BatchResults, run_batch
 from structgen.program.blocking import Blocked, run_sync
@@ -104,9 +104,9 @@ class Program(Generic[P, R]):
 
         Raises `OptionError` for an option that is unknown or out of range.
         """
-        merged: Any = {**self.options, **frozen(options)}
-        request_from((), merged)
-        return self._copy(options=merged)
+        given: Any = merged(self.options, frozen(options))
+        request_from((), given)
+        return self._copy(options=given)
 
     def bind(self, **arguments: Any) -> Program[..., R]:
         """The same program with some arguments given, like `functools.partial`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from structgen.chat import Message, Role
 from structgen.errors import ConcurrentUseError, OptionError, RoleError
-from structgen.options import GenOptions, frozen, request_from
+from structgen.options import GenOptions, frozen, merged, request_from
 from structgen.output.choices import Method
 from structgen.program import expression, operations
 from structgen.program.branches import Branches
@@ -335,7 +335,7 @@ class State:
         inside keep them. Raises `OptionError` for an option that is unknown or out of range.
         """
         given = frozen(options)
-        request_from((), {**self._cursor.options, **given})
+        request_from((), merged(self._cursor.options, given))
         with self._cursor.using(given):
             yield
 
