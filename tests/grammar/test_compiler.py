@@ -15,15 +15,15 @@ VOCABULARY = vocabulary_of([*(bytes([byte]) for byte in range(256)), b"ab", b"ab
 class TestCompiling:
     @pytest.mark.parametrize(
         "constraint",
-        [JsonSchema('{"type": "integer"}'), Ebnf('root ::= "a"')],
-        ids=["json", "ebnf"],
+        [Ebnf('root ::= "a"')],
+        ids=["ebnf"],
     )
     def test_refuses_kinds_that_it_does_not_know(self, constraint: Constraint) -> None:
-        with pytest.raises(ConstraintError, match=r"(integer|root).*knows the constraints choice"):
+        with pytest.raises(ConstraintError, match=r"root.*knows the constraints choice"):
             compile_constraint(constraint, VOCABULARY)
 
     def test_knows_the_kinds_that_it_says(self) -> None:
-        known: list[Constraint] = [Regex("a"), Choice(("a",))]
+        known: list[Constraint] = [Regex("a"), Choice(("a",)), JsonSchema({"type": "integer"})]
 
         assert {type(each).__struct_config__.tag for each in known} == KINDS
         assert all(compile_constraint(each, VOCABULARY) for each in known)

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLParserLimits
 
 from structgen.errors import ConstraintError, GenerationError
+from structgen.grammar import schema
 from structgen.grammar.dialect import Expression, from_choice, from_regex
 from structgen.grammar.matcher import GuidanceMatcher, Vocabulary
 from structgen.grammar.source import Source
-from structgen.request import Choice, Constraint, Regex
+from structgen.request import Choice, Constraint, JsonSchema, Regex
 
-KINDS = frozenset({"regex", "choice"})
+KINDS = frozenset({"regex", "choice", "json_schema"})
 
 
 class Grammar:
@@ -75,6 +76,8 @@ def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
         case Choice(options):
             found = from_choice(options, vocabulary.spelled)
             return _from_expression(found, f"choices {options!r:.200}")
+        case JsonSchema():
+            return schema.source_of(constraint)
         case _:
             raise refusal(constraint)
 

@@ -1,0 +1,84 @@
+"""The final check of a JSON text against its schema, by another validator than the masks' maker.
+
+The validator is `jsonschema-rs` (Dygalo): it knows all drafts, is fast, bounds what a pattern may
+cost, and shares no code with the backends of the masks.
+
+Holds  a check never raises, never asks the network, and takes time in proportion to the text.
+Used   by `relaxing`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import jsonschema_rs
+
+_SHOWN = 200  # characters of a fault's reason
+
+
+class JsonJudge:
+    """Whether a text is JSON and valid under a schema."""
+
+    def __init__(self, validator: jsonschema_rs.Validator | None) -> None:
+        """Without a validator any JSON text will do."""
+        self._validator = validator
+
+    def fault(self, text: str) -> str | None:
+        """See `Judge`."""
+        try:
+            value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        except _DuplicateKeyError as error:
+            return f"duplicate key {error.args[0]!r:.80}"
+        except (ValueError, RecursionError) as error:
+            return f"not JSON: {error!s:.{_SHOWN}}"
+        if "\\u" in text and _has_surrogates(value):
+            return "half of a surrogate pair in a string"
+        if self._validator is None:
+            return None
+        return _first_fault(self._validator, value)
+
+
+class _DuplicateKeyError(Exception):
+    """An object has a key twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKeyError(key)
+            seen.add(key)
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _has_surrogates(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _first_fault(validator: jsonschema_rs.Validator, value: object) -> str | None:
+    try:
+        error = next(iter(validator.iter_errors(value)), None)
+    except ValueError as trouble:  # a number, or a depth, that the validator cannot hold
+        return f"the validator cannot check it: {trouble!s:.{_SHOWN}}"
+    if error is None:
+        return None
+    return f"{_path(error.instance_path)}: {error.kind.name}: {error.message:.{_SHOWN}}"
+
+
+def _path(steps: list[str | int]) -> str:
+    """A JSON path, such as $.a[0]."""
+    return "$" + "".join(
+        f"[{step}]" if isinstance(step, int) or not step.isidentifier() else f".{step}"
+        for step in steps
+    )

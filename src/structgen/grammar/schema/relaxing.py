@@ -1,0 +1,65 @@
+"""A JSON Schema as what the mask enforces exactly, and a final check for the rest.
+
+Holds  the mask lets through every text that is valid, laid out as asked for and with its keys in
+       the schema's order; what it lets through besides, the final check refuses.
+Used   by `compiler`, and by `structure` for JSON inside of larger forms.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+
+from structgen.errors import ConstraintError
+from structgen.grammar.schema.judging import JsonJudge
+from structgen.grammar.schema.layout import layout
+from structgen.grammar.source import Judge, Source
+from structgen.request import JsonSchema
+
+
+class Relaxed(msgspec.Struct, frozen=True):
+    """A schema in the words of the mask's backend; see `Source`.
+
+    json       what stands behind `%json` in a Lark grammar, one line
+    judge      checks the whole text of the value
+    unmasked   what only the judge enforces, as "path: keyword"
+    closed     a schema of which xgrammar's mask is exact; None where only llguidance's is
+    """
+
+    json: str
+    judge: Judge
+    unmasked: tuple[str, ...] = ()
+    closed: str | None = None
+
+
+def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
+    """Relax a schema, given as JSON text; `separators` as in `JsonSchema`.
+
+    Raises `ConstraintError`, naming path and keyword, for a schema that is malformed, accepts
+    nothing, can never end, refers to what is elsewhere, or exceeds a limit.
+    """
+    options = layout(separators)
+    try:
+        parsed = json.loads(schema)
+        validator = jsonschema_rs.validator_for(parsed, offline=True, validate_formats=False)
+    except ValueError as error:
+        raise ConstraintError(f"JSON schema {schema!r:.200}: {error!s:.300}") from None
+    found: dict[str, Any] = dict(parsed) if isinstance(parsed, dict) else {"allOf": [parsed]}
+    found["x-guidance"] = options
+    return Relaxed(json.dumps(found, ensure_ascii=False), JsonJudge(validator))
+
+
+def source_of(constraint: JsonSchema) -> Source:
+    """The source of a schema. Raises `ConstraintError`, as `relaxed` does."""
+    found = relaxed(constraint.schema, constraint.separators)
+    return Source(
+        name=f"JSON schema {constraint.schema!r:.200}",
+        lark=f"start: %json {found.json}",
+        closed=found.closed,
+        separators=constraint.separators,
+        judge=found.judge,
+        unmasked=found.unmasked,
+    )
