@@ -21,8 +21,9 @@ bounds and its blanks at the end.
 
 Everything else that msgspec can describe is one JSON value under msgspec's schema for the type:
 Struct, dataclass, TypedDict, NamedTuple, list, dict, tuple, set, date, datetime, UUID, unions,
-`Annotated[int, Meta(ge=0)]`, Any. Objects with named fields are closed: the schema admits no
-other keys, since reading would throw their values away.
+`Annotated[int, Meta(ge=0)]`, Any. A type with something of pydantic in it - a model, a bound
+`Annotated[int, Field(ge=0)]` - is described and read by pydantic. Objects with named fields are
+closed: the schema admits no other keys, since reading would throw their values away.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ import msgspec
 
 from structgen.errors import InvalidOutputError, OptionError
 from structgen.request import Choice, Constraint, JsonSchema, Regex
+from structgen.schemas import bounds, described
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -67,7 +69,7 @@ _NUMBERS: tuple[tuple[type, str, Callable[[str], Any]], ...] = (
 _SUPPORTED = (
     "supported are str, int, float, bool, Literal, Enum, each of these or None, and what msgspec "
     "reads as JSON: Struct, dataclass, TypedDict, NamedTuple, list, dict, tuple, set, date, "
-    "datetime, UUID, Decimal, Any"
+    "datetime, UUID, Decimal, Any, or pydantic: its models"
 )
 
 
@@ -171,13 +173,10 @@ def _choice(name: str, values: Iterable[object]) -> Form[Any]:
 
 def _json(name: str, type_: object) -> Form[Any]:
     try:
-        schema = _closed(msgspec.json.schema(type_))
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(type_)
-    except (TypeError, ValueError, NameError, AttributeError) as error:
-        # The last line says what is wrong; the others advise on msgspec's own options.
-        reason = (str(error).splitlines() or [type(error).__name__])[-1]
-        raise OptionError("type", f"{name} cannot be asked for: {reason}; {_SUPPORTED}") from None
-    return Form(name, JsonSchema(msgspec.json.encode(schema).decode()), decoder.decode)
+        schema, read = described(type_)
+    except TypeError as error:
+        raise OptionError("type", f"{name} cannot be asked for: {error}; {_SUPPORTED}") from None
+    return Form(name, JsonSchema(schema), read)
 
 
 # ---------------------------------------------------------------- looking at types
@@ -190,7 +189,7 @@ def _bare(type_: object) -> object:
             type_ = type_.__supertype__
         elif get_origin(type_) is Annotated:
             inner, *notes = get_args(type_)
-            if any(isinstance(note, msgspec.Meta) for note in notes):
+            if any(bounds(note) for note in notes):
                 return type_
             type_ = inner
         elif type(type_).__name__ == "TypeAliasType":  # the `type` statement; not in Python 3.11
@@ -243,12 +242,3 @@ def _name(type_: object) -> str:
     if isinstance(type_, type) and get_origin(type_) is None:
         return type_.__qualname__.rpartition("<locals>.")[2]
     return str(type_).replace("typing.", "")
-
-
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema, with every type that names its fields closed to others."""
-    # msgspec defines each type with a name of its own once, at the top, and refers to it.
-    for definition in schema.get("$defs", {}).values():
-        if "properties" in definition:
-            definition.setdefault("additionalProperties", False)
-    return schema
