@@ -11,9 +11,9 @@
     async with Engine("smollm2-135m") as engine:
         print((await greet.run(engine, "Ada")).value)
 
-Everything that users import is here. `Engine` is loaded on first use, because it needs torch:
-programs on another backend, types and errors do without. So are `record` and `trace_plan`, which
-most programs never use.
+Everything that users import is here. `Engine` and `Compiled` are loaded on first use, because they
+need torch: programs on another backend, types and errors do without. So are `record` and
+`trace_plan`, which most programs never use.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ from structgen.request import (
     Request,
     Score,
     Scores,
+    Structure,
     Text,
     TokenLogprob,
     Tokens,
@@ -81,6 +82,7 @@ from structgen.request import (
 from structgen.sampling import ModelDefaults, Sampling, Want
 
 if TYPE_CHECKING:
+    from structgen.engine.compiled import Compiled
     from structgen.engine.engine import Engine
     from structgen.trace import record, trace_plan
 
@@ -93,6 +95,7 @@ __all__ = (
     "Capabilities",
     "Choice",
     "ChoiceScore",
+    "Compiled",
     "Completion",
     "Control",
     "Delta",
@@ -121,6 +124,7 @@ __all__ = (
     "SelectOptions",
     "State",
     "StructgenError",
+    "Structure",
     "Text",
     "TokenLogprob",
     "Tokens",
@@ -155,6 +159,10 @@ def __getattr__(name: str) -> object:
         from structgen.engine.engine import Engine
 
         return Engine
+    if name == "Compiled":
+        from structgen.engine.compiled import Compiled
+
+        return Compiled
     if name in {"record", "trace_plan"}:
         from structgen import trace
 

@@ -14,6 +14,7 @@ import torch
 
 from structgen.errors import OptionError
 from structgen.options import unknown_option
+from structgen.sampling import check_range
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: dict[str, torch.dtype] = {
@@ -39,6 +40,7 @@ class EngineOptions(TypedDict, total=False):
     threads: int | None
     worker: bool
     chat_template: str | Path | None
+    compile_timeout: float
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     worker           compute in a worker thread; False computes in the event loop's own thread,
                      which blocks it: for scripts without other tasks, and for tests
     chat_template    file with a Jinja template to use in place of the model's own
+    compile_timeout  seconds in which a constraint must compile, the wait for a place included; one
+                     that takes longer is refused
 
     Raises `OptionError` for values out of range.
     """
@@ -72,6 +76,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     worker: bool = True
     chat_template: str | Path | None = None
+    compile_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str) or self.dtype not in {"auto", *DTYPES}:
@@ -87,6 +92,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise OptionError(
                 "memory_fraction", f"must be above 0 and at most 0.9, got {fraction!r}"
             )
+
+        check_range("compile_timeout", self.compile_timeout, 0.0, 1e6, open_low=True)
 
     def _check_counts(self) -> None:
         names = ("slots", "max_running", "chunk_size", "max_context", "threads", "seed")

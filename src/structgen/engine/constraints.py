@@ -1,31 +1,39 @@
 """The constraints of an engine's requests: which it takes, and their grammars, compiled once.
 
-Owns   the grammars that were compiled lately, the compiling that is under way, and the tasks that
-       do it. Compiling runs in threads, few at a time; the event loop only waits.
+Owns   the grammars that were compiled lately, the compiling that is under way, and the tasks and
+       threads that do it. The event loop only waits.
 Holds  a constraint is compiled once however many requests bring it at the same time; a request
        that is cancelled meanwhile leaves nothing behind, and if it was the only one that wanted
-       the grammar, the grammar is dropped. A constraint that is refused fails its own requests.
+       the grammar, the grammar is dropped. A constraint that is refused, that takes too long or
+       that breaks the compiler fails its own requests. At most four threads compile at a time:
+       two that are waited for, and two that were given up, since no thread can be stopped.
 Used   by `engine`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-
-import anyio.to_thread
+from weakref import WeakValueDictionary
 
 from structgen.engine.loop import outlast
-from structgen.errors import ConstraintError, EngineClosedError, OptionError
+from structgen.errors import ConstraintError, EngineClosedError
 from structgen.grammar.compiler import KINDS, Grammar, compile_constraint, refusal
 from structgen.grammar.matcher import Vocabulary
 from structgen.models.checkpoint import Checkpoint
+from structgen.options import in_words
 from structgen.request import Constraint, Request
 
 MOST_KEPT = 2_000_000  # size of the grammars that are kept for later requests, about 50 MB
 COMPILING_AT_ONCE = 2  # threads; what is compiled cannot be interrupted
+MOST_STUCK = 2  # threads that went on after their time; while there are so many, none begins
+COMPILE_SECONDS = 10.0
+
+Compiling = Callable[[Constraint, Vocabulary], Grammar]
 
 
 class Constraints:
@@ -34,29 +42,43 @@ class Constraints:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        compiling: Callable[[Constraint, Vocabulary], Grammar] = compile_constraint,
+        compiling: Compiling = compile_constraint,
+        seconds: float = COMPILE_SECONDS,
     ) -> None:
-        """`compiling` is called in threads."""
-        self._vocabulary, self._compile = vocabulary, compiling
+        """`compiling` is called in threads; `seconds` bound the wait for one, queue and all."""
+        self._vocabulary, self._compile, self._seconds = vocabulary, compiling, seconds
         self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()
         self._size = 0
+        # With those that are kept elsewhere: by `Compiled`, or by requests that run.
+        self._alive: WeakValueDictionary[Constraint, Grammar] = WeakValueDictionary()
         self._under_way: dict[Constraint, _Compiling] = {}
         self._places = asyncio.Semaphore(COMPILING_AT_ONCE)
+        self._stuck = 0
         self._closed = False
 
     async def grammar(self, request: Request) -> Grammar | None:
-        """The grammar of a request's constraint, None if it has none.
+        """The grammar of a request's constraint, None if it has none. Errors as in `compiled`."""
+        return None if request.constraint is None else await self.compiled(request.constraint)
 
-        Raises `ConstraintError` for a constraint that cannot be enforced.
+    async def compiled(self, constraint: Constraint) -> Grammar:
+        """The grammar of a constraint.
+
+        Raises `ConstraintError` for a constraint that cannot be enforced, or not be compiled in
+        time.
         """
-        if request.constraint is None:
-            return None
-        constraint = _key(request.constraint)
-        if (kept := self._kept.get(constraint)) is not None:
-            self._kept.move_to_end(constraint)
+        constraint = _key(constraint)
+        if (kept := self._alive.get(constraint)) is not None:
+            if constraint in self._kept:
+                self._kept.move_to_end(constraint)
             return kept
         found = self._under_way.get(constraint)
         if found is None:
+            if self._stuck >= MOST_STUCK:
+                raise ConstraintError(
+                    f"{in_words(constraint)}: nothing new is compiled at the moment, because "
+                    f"{self._stuck} constraints that came before take more than "
+                    f"{self._seconds:g} s and cannot be stopped; try again later"
+                )
             found = self._under_way[constraint] = _Compiling()
             found.task = asyncio.create_task(
                 self._run(constraint, found), name="structgen compiles a constraint"
@@ -68,13 +90,16 @@ class Constraints:
             found.waiting -= 1
         if isinstance(outcome, ConstraintError):
             # One error of its own for each request: a traceback belongs to one task.
-            raise ConstraintError(str(outcome))
+            raise ConstraintError(str(outcome)) from outcome.__cause__
         if outcome is None:
             raise EngineClosedError("the engine was closed while the constraint was compiled")
         return outcome
 
     async def close(self) -> None:
-        """Wait for what is being compiled: a thread must not outlive the engine."""
+        """Wait for what is being compiled: a thread must not outlive the engine.
+
+        Those that were given up before are left: they hold the vocabulary, and not the model.
+        """
         self._closed = True
         await outlast(asyncio.gather(*(each.task for each in self._under_way.values())))
         self._kept.clear()
@@ -83,23 +108,51 @@ class Constraints:
         self, constraint: Constraint, compiling: _Compiling
     ) -> Grammar | ConstraintError | None:
         """Compile when there is a place; None if nobody wants it any more."""
+        begun: asyncio.Future[Grammar] | None = None
         try:
-            async with self._places:
+            async with asyncio.timeout(self._seconds), self._places:
                 if self._closed or not compiling.waiting:
                     return None
-                grammar = await anyio.to_thread.run_sync(
-                    self._compile, constraint, self._vocabulary
-                )
+                begun = _in_thread(functools.partial(self._compile, constraint, self._vocabulary))
+                # Shielded: it goes on whether or not somebody waits.
+                grammar = await asyncio.shield(begun)
         except ConstraintError as error:
             return error
+        except TimeoutError:
+            return self._late(constraint, begun)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to these requests
+            broken = ConstraintError(
+                f"{in_words(constraint)} broke the compiler: {error!r:.300}; a simpler one may do"
+            )
+            broken.__cause__ = error
+            return broken
         finally:
             del self._under_way[constraint]
         if compiling.waiting and not self._closed:
             self._keep(constraint, grammar)
         return grammar
 
+    def _late(
+        self, constraint: Constraint, begun: asyncio.Future[Grammar] | None
+    ) -> ConstraintError:
+        """The error for a constraint whose time is over. Its thread, if it has one, goes on."""
+        named, limit = in_words(constraint), f"{self._seconds:g} s (the engine's compile_timeout)"
+        if begun is None:
+            return ConstraintError(
+                f"{named} was not compiled within {limit}, because others were; try again"
+            )
+        self._stuck += 1
+        begun.add_done_callback(self._ended)
+        return ConstraintError(f"{named} takes longer to compile than {limit}; simplify it")
+
+    def _ended(self, begun: asyncio.Future[Grammar]) -> None:
+        self._stuck -= 1
+        if not begun.cancelled():
+            begun.exception()  # looked at, or asyncio would report it as lost
+
     def _keep(self, constraint: Constraint, grammar: Grammar) -> None:
         """Keep a grammar for later requests; those that were used longest ago make room."""
+        self._alive[constraint] = grammar
         self._kept[constraint] = grammar
         self._size += grammar.size
         while self._size > MOST_KEPT:
@@ -114,6 +167,36 @@ class _Compiling:
 
     def __init__(self) -> None:
         self.waiting = 0
+
+
+def _in_thread(compiling: Callable[[], Grammar]) -> asyncio.Future[Grammar]:
+    """Compile in a thread of its own, which nothing waits for when the process ends."""
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[Grammar] = loop.create_future()
+
+    def settle(grammar: Grammar | None, error: BaseException | None) -> None:
+        if made.done():
+            return
+        if grammar is not None:
+            made.set_result(grammar)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            made.set_exception(error)
+        else:
+            # A Rust panic, say. A future refuses StopIteration, and what is no Exception would
+            # pass by all who wait and end the loop.
+            made.set_exception(RuntimeError(repr(error)))
+
+    def run() -> None:
+        grammar, failure = None, None
+        try:
+            grammar = compiling()
+        except BaseException as error:  # noqa: BLE001 - it is handed over
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            loop.call_soon_threadsafe(settle, grammar, failure)
+
+    threading.Thread(target=run, name="structgen compiling", daemon=True).start()
+    return made
 
 
 def vocabulary_of(checkpoint: Checkpoint, size: int) -> Vocabulary:
@@ -133,18 +216,12 @@ def _key(constraint: Constraint) -> Constraint:
         hash(constraint)
     except TypeError:
         raise ConstraintError(f"{constraint!r:.200} is not made of strings") from None
+    except RecursionError:
+        raise ConstraintError("the constraint is nested too deeply; nest less") from None
     return constraint
 
 
-def check(request: Request) -> None:
-    """Refuse a constraint of an unknown kind, and options that contradict it, before any work."""
-    if request.constraint is None:
-        return
-    if type(request.constraint).__struct_config__.tag not in KINDS:
-        raise refusal(request.constraint)
-    if request.sampling.ignore_eos:
-        raise OptionError(
-            "ignore_eos",
-            "with a constraint the end tokens end the output where it is complete, and stand "
-            "nowhere else; drop ignore_eos, or let the pattern have no end and use max_tokens",
-        )
+def check_kind(constraint: Constraint) -> None:
+    """Refuse a constraint of a kind that there is no grammar for."""
+    if type(constraint).__struct_config__.tag not in KINDS:
+        raise refusal(constraint)

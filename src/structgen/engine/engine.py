@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -27,8 +27,10 @@ from structgen.core.promise import PromisedText
 from structgen.core.radix import Ids
 from structgen.core.sequence import Candidates, Job, seed_of
 from structgen.core.text import TextStream
+from structgen.engine.admission import SLOW_STOP_CHARACTERS, check
+from structgen.engine.compiled import Compiled
 from structgen.engine.config import EngineOptions, config_from
-from structgen.engine.constraints import Constraints, check
+from structgen.engine.constraints import Constraints, check_kind
 from structgen.engine.encode import Encoder, PromptLike, parts_from
 from structgen.engine.loading import Loaded, load
 from structgen.engine.loop import Loop, Waits, outlast
@@ -40,16 +42,15 @@ from structgen.errors import (
     EngineClosedError,
     EngineDiedError,
     EngineError,
-    OptionError,
     PromptError,
-    UnsupportedError,
 )
 from structgen.grammar.automaton import is_slow
 from structgen.grammar.compiler import KINDS, Grammar
 from structgen.models.linear import padded_rows
-from structgen.options import GenOptions, request_from
+from structgen.options import ConstraintLike, GenOptions, constraint_of, request_from
 from structgen.request import (
     Completion,
+    JsonSchema,
     Lineage,
     Namespace,
     Prompt,
@@ -59,11 +60,7 @@ from structgen.request import (
     join_deltas,
 )
 from structgen.sampling import ModelDefaults
-
-# Of all stop strings of a request. What finds them is built in 1 ms per 1,000 characters, in a
-# thread from there on, and takes 400 bytes a character.
-SLOW_STOP_CHARACTERS = 1_000
-MOST_STOP_CHARACTERS = 100_000
+from structgen.schemas import SchemaLike
 
 
 class Engine:
@@ -114,7 +111,7 @@ class Engine:
         self._loaded = loaded
         self._event_loop = asyncio.get_running_loop()
         self._encoder = Encoder(loaded.checkpoint.tokenizer)
-        self._constraints = Constraints(loaded.vocabulary)
+        self._constraints = Constraints(loaded.vocabulary, seconds=self.config.compile_timeout)
         self._core = Core(
             loaded.slots,
             chunk_size=self.config.chunk_size,
@@ -249,6 +246,21 @@ class Engine:
         """
         return self._stream(request_from(self._prompt(prompt), options))
 
+    async def compile(self, constraint: ConstraintLike | SchemaLike, /) -> Compiled:
+        """Compile a constraint ahead of its use: `await engine.compile(Regex("a+"))`.
+
+        The result can be given to any generating call as `constraint=`, and asked what it accepts.
+        Takes a constraint, a term, or a schema as `JsonSchema` does: a dict, a type, JSON text.
+
+        Raises `OptionError` for anything else, `ConstraintError` for what cannot be enforced.
+        """
+        if isinstance(constraint, str | bool | Mapping | type):
+            constraint = JsonSchema(constraint)
+        spec = constraint_of(constraint)
+        self._check_loop()
+        check_kind(spec)
+        return Compiled(spec, await self._constraints.compiled(spec))
+
     async def score(
         self,
         prompt: PromptLike,
@@ -306,7 +318,8 @@ class Engine:
     def _stream(self, request: Request) -> DeltaStream:
         async def submit(mailbox: Mailbox) -> int:
             self._check(request)
-            grammar = await self._constraints.grammar(request)
+            grammar = await self._grammar(request)
+            mailbox.enforced = "" if grammar is None else grammar.path
             text = await self._text_stream(request, grammar)
             ids = await self._encode(request)
             return self._submit(request, ids, mailbox, text, grammar=grammar)
@@ -368,23 +381,22 @@ class Engine:
 
     def _check(self, request: Request) -> None:
         """Refuse what this engine cannot do, before any work."""
+        check(request, self._check_loop(), self.model)
+
+    def _check_loop(self) -> Loaded:
         loaded = self._ready()
         if asyncio.get_running_loop() is not self._event_loop:
             raise EngineError(
                 "this engine was opened on another event loop; await it there, or open one here"
             )
-        check(request)
-        if request.model not in {"", self.model, loaded.checkpoint.name}:
-            raise UnsupportedError(f"this engine runs {self.model!r}, not {request.model!r}")
-        if request.namespace.adapter or request.namespace.spliced:
-            raise UnsupportedError("this engine has no adapters and no spliced prefixes")
-        vocabulary = loaded.checkpoint.tokenizer.vocab_size
-        _check_ids("stop_token_ids", request.sampling.stop_token_ids, vocabulary)
-        _check_ids("logit_bias", [token for token, _ in request.sampling.logit_bias], vocabulary)
-        if (length := sum(map(len, request.sampling.stop))) > MOST_STOP_CHARACTERS:
-            raise OptionError(
-                "stop", f"{length} characters in all, more than {MOST_STOP_CHARACTERS}; send fewer"
-            )
+        return loaded
+
+    async def _grammar(self, request: Request) -> Grammar | None:
+        try:
+            async with asyncio.timeout(request.deadline):
+                return await self._constraints.grammar(request)
+        except TimeoutError:
+            raise _late(request.deadline or 0.0) from None
 
     async def _encode(self, request: Request) -> Ids:
         """The ids of a request's prompt; refuses what this engine cannot do."""
@@ -438,7 +450,7 @@ class Engine:
     def _expire(self, request: int, deadline: float) -> None:
         mailbox = self._mailboxes.get(request)
         if mailbox is not None and not mailbox.finished:
-            mailbox.fail(DeadlineError(f"not finished within its deadline of {deadline:g} s"))
+            mailbox.fail(_late(deadline))
             self._core.abort(request)
 
     def _fail_all(self, error: EngineError) -> None:
@@ -463,7 +475,5 @@ async def _joined(deltas: DeltaStream, tokenizer: str = "") -> Completion:
     return join_deltas([delta async for delta in deltas], tokenizer)
 
 
-def _check_ids(option: str, ids: Sequence[int], vocabulary: int) -> None:
-    for token in ids:
-        if token >= vocabulary:
-            raise OptionError(option, f"token {token} is not in the vocabulary of {vocabulary}")
+def _late(deadline: float) -> DeadlineError:
+    return DeadlineError(f"not finished within its deadline of {deadline:g} s")

@@ -16,23 +16,32 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from structgen.errors import GenerationError, StructgenError
 from structgen.request import Delta
 
 
 class Mailbox:
-    """Deltas of one request, waiting to be read. One wake-up per step and reader."""
+    """Deltas of one request, waiting to be read. One wake-up per step and reader.
+
+    enforced   what its end says of that; see `Finish`
+    """
 
     def __init__(self) -> None:
         self.finished = False
+        self.enforced = ""
         self._deltas: deque[Delta] = deque()
         self._error: StructgenError | None = None
         self._reader: asyncio.Future[None] | None = None
 
     def push(self, delta: Delta) -> None:
         """Add a delta; the one that carries `finish` is the last."""
+        if delta.finish is not None:
+            finish = msgspec.structs.replace(delta.finish, enforced=self.enforced)
+            delta = msgspec.structs.replace(delta, finish=finish)
+            self.finished = True
         self._deltas.append(delta)
-        self.finished = delta.finish is not None
         self._wake()
 
     def fail(self, error: StructgenError) -> None:
