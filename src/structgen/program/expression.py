@@ -96,6 +96,7 @@ class Gen(Expression, frozen=True, kw_only=True):
     pick       which of them goes into the text: an index, or a function of the list of values
     reasoning  family of models whose reasoning is split off, None for none
     timeout    seconds that the caller waits at most
+    retries    more attempts after an output that is whole and yet wrong
     """
 
     name: str | None
@@ -105,6 +106,7 @@ class Gen(Expression, frozen=True, kw_only=True):
     pick: Pick = 0
     reasoning: str | None = None
     timeout: float | None = None
+    retries: int = 0
 
     def __str__(self) -> str:
         return f"gen({self.name!r})" if self.name else "gen()"
@@ -126,16 +128,21 @@ class Select(Expression, frozen=True, kw_only=True):
 
 
 class CallOptions(GenOptions, total=False):
-    """Keywords of `gen` and `stream`: those of every generation, and two for programs.
+    """Keywords of `gen` and `stream`: those of every generation, and three for programs.
 
     timeout     seconds until the call ends by `DeadlineError`; `deadline` tells the backend, this
                 bounds the wait for whatever reason it lasts
     reasoning   "deepseek-r1", "qwen3", "gpt-oss" or "kimi": what the model thinks aloud goes to
                 the variable `{name}_reasoning_content`, the answer to the variable itself
+    retries     more attempts, 0 by default, after an output that is whole and yet not what was
+                asked for: where only a check of the finished text can tell (`InvalidOutputError`).
+                Each has a seed of its own, derived from that of the call; a call at temperature 0,
+                which would say the same again, is retried at temperature 0.7. Not for streams
     """
 
     timeout: float | None
     reasoning: str | None
+    retries: int
 
 
 class SelectOptions(TypedDict, total=False):
@@ -308,6 +315,9 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
         raise unknown_option(unknown[0], [*CallOptions.__annotations__, *_OF_GEN])
     given = frozen(options)
     reasoning, timeout = given.pop("reasoning", None), given.pop("timeout", None)
+    retries = 0 if given.get("retries") is None else given["retries"]
+    given.pop("retries", None)
+    check_whole("retries", retries, low=0, high=100)
     check_whole("n", n, low=1, optional=True)
     _check_pick(pick, n)
     check_range("timeout", timeout, 0.0, 1e9, open_low=True, optional=True)
@@ -328,6 +338,7 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
         pick=pick,
         reasoning=reasoning,
         timeout=timeout,
+        retries=retries,
     )
 
 

@@ -122,7 +122,7 @@ class Generation(Interruption):
             text=text,
             tokens=tuple(token for delta in self.deltas[:whole] for token in delta.tokens),
             tail=tail,
-            finish=Finish(reason="abort", usage=Usage(completion_tokens=tokens)),
+            finish=Finish(reason="abort", complete=False, usage=Usage(completion_tokens=tokens)),
             logprobs=tuple(entry for delta in self.deltas[:whole] for entry in delta.logprobs),
             tokenizer=self._tokenizer,
         )

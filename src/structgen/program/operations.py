@@ -6,42 +6,22 @@ Used   by `State`, at once or for expressions that were appended before.
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 import anyio
-import msgspec
 
-from structgen.errors import (
-    DeadlineError,
-    IncompleteOutputError,
-    InvalidOutputError,
-    OptionError,
-    UnsupportedError,
-)
-from structgen.events import CallEnded, CallKind, CallStarted
-from structgen.output.choices import ChoiceScore, best, draw, weigh
-from structgen.program.cursor import Cursor, Question
+from structgen.errors import DeadlineError, UnsupportedError
+from structgen.program.calls.generating import generated
+from structgen.program.calls.reporting import reported
+from structgen.program.calls.selecting import selected
+from structgen.program.cursor import Cursor
 from structgen.program.expression import Gen, Select
-from structgen.program.generation import Generation
-from structgen.program.tasks import cut
-from structgen.program.variables import Meta, Value
-from structgen.request import (
-    Completion,
-    Finish,
-    Prompt,
-    Scores,
-    Text,
-    TokenLogprob,
-    Tokens,
-    Usage,
-)
+from structgen.program.variables import Value
+from structgen.request import Prompt, Usage
 
 T = TypeVar("T")
-REASONING = "_reasoning_content"  # what SGLang appends to the variable's name
 
 
 async def operate(
@@ -68,12 +48,12 @@ async def operate(
 
 async def generate(cursor: Cursor, call: Gen) -> Value:
     """Generate here: the text, the value of its type, or the list of n of them."""
-    return await operate(cursor, str(call), lambda: _generate(cursor, call), call=call)
+    return await operate(cursor, str(call), lambda: generated(cursor, call), call=call)
 
 
 async def select(cursor: Cursor, call: Select) -> str:
     """Choose here."""
-    return await operate(cursor, str(call), lambda: _select(cursor, call), call=call)
+    return await operate(cursor, str(call), lambda: selected(cursor, call), call=call)
 
 
 async def settle(cursor: Cursor, *, ahead: bool = True) -> None:
@@ -123,26 +103,7 @@ async def _primed(cursor: Cursor, parts: Prompt) -> Usage:
         usage = await backend.prime(parts, lineage=lineage)
         return usage, usage
 
-    return (await _reported(cursor, "prime", None, work))[0]
-
-
-async def _reported(
-    cursor: Cursor,
-    kind: CallKind,
-    name: str | None,
-    work: Callable[[], Awaitable[tuple[T, Usage]]],
-) -> tuple[T, Usage]:
-    """Await a call of the backend that generates nothing, and report its beginning and its end."""
-    run, name = cursor.run, name or ""
-    where = {"call": next(run.calls), "state": cursor.number, "name": name}
-    run.tell(CallStarted, kind=kind, **where)
-    try:
-        value, usage = await work()
-    except BaseException as error:
-        run.tell(CallEnded, error=f"{type(error).__name__}: {error}", **where)
-        raise
-    run.tell(CallEnded, reason="stop", usage=usage, **where)
-    return value, usage
+    return (await reported(cursor, "prime", None, work))[0]
 
 
 # ---------------------------------------------------------------- settling
@@ -159,11 +120,11 @@ async def _settle(cursor: Cursor, *, ahead: bool) -> None:
         match atom:
             case Gen():
                 with _limits(cursor, atom):
-                    await _generate(cursor, atom)
+                    await generated(cursor, atom)
                 followed = False
             case Select():
                 with _limits(cursor, atom):
-                    await _select(cursor, atom)
+                    await selected(cursor, atom)
                 followed = False
             case _:
                 cursor.apply(atom)
@@ -175,97 +136,6 @@ async def _settle(cursor: Cursor, *, ahead: bool) -> None:
         parts = cursor.prompt("await s").parts
         cursor.sent(parts)
         cursor.run.aside(lambda: _primed(cursor, parts))
-
-
-# ---------------------------------------------------------------- generating
-
-
-async def _generate(cursor: Cursor, call: Gen) -> Value:
-    question = cursor.ask(call)
-    answers = await _answers(cursor, question)
-    values = [_value(call, answer) for answer in answers]
-    picked = _picked(call, values)
-    completions = tuple(answer.completion() for answer in answers)
-    chosen = completions[picked]
-    cursor.commit(kept_parts(chosen))
-    meta = meta_of(
-        chosen,
-        prefix_lost=question.prefix_lost,
-        samples=completions if call.samples is not None else (),
-    )
-    several = call.samples is not None
-    if call.reasoning is not None and call.name is not None:
-        thoughts = [answer.channels["reasoning"] for answer in answers]
-        cursor.write(call.name + REASONING, thoughts if several else thoughts[0], meta)
-    value = values if several else values[0]
-    cursor.write(call.name, value, meta)
-    return value
-
-
-async def _answers(cursor: Cursor, question: Question) -> list[Generation]:
-    """The finished generations of a question, all sent before one is read: they share a prefill."""
-    async with AsyncExitStack() as stack:
-        live = [
-            await stack.enter_async_context(Generation(cursor.run, request, question.caller))
-            for request in question.requests
-        ]
-        if len(live) == 1:
-            await live[0].finish()
-        else:
-            await _finish_all(live)
-    return live
-
-
-async def _finish_all(live: Sequence[Generation]) -> None:
-    """Read some generations at once. When one fails, the others are cancelled."""
-    tasks = [asyncio.create_task(each.finish()) for each in live]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        await cut(tasks)
-
-
-def _value(call: Gen, answer: Generation) -> Value:
-    text = answer.channels["answer"]
-    if call.form is None:
-        return text
-    try:
-        return call.form.read(text)
-    except InvalidOutputError as error:
-        finish = answer.completion().finish
-        if finish.reason == "stop" and not isinstance(finish.matched, str):
-            raise
-        why = "max_tokens" if finish.reason == "length" else f"the stop {finish.matched!r}"
-        raise IncompleteOutputError(
-            f"{call!s} was cut off by {why} before it was a whole value: {error}", text
-        ) from None
-
-
-def _picked(call: Gen, values: list[Any]) -> int:
-    if not callable(call.pick):
-        return call.pick
-    picked = call.pick(list(values))
-    if isinstance(picked, bool) or not isinstance(picked, int) or not 0 <= picked < len(values):
-        raise OptionError(
-            "pick", f"the function returned {picked!r}, not an index below {len(values)}"
-        )
-    return picked
-
-
-def kept_parts(completion: Completion) -> Prompt:
-    """What of a completion goes into the transcript."""
-    if completion.text and not completion.tokens:
-        return (Text(completion.text),)  # the stop began in the first token, or no tokens
-    return completion.parts
-
-
-def meta_of(completion: Completion, **more: Any) -> Meta:
-    """A completion as the meta of a variable."""
-    fields = {field: getattr(completion, field) for field in completion.__struct_fields__}
-    return Meta(**fields, **more)
 
 
 @contextmanager
@@ -286,87 +156,3 @@ def time_limit(seconds: float | None, action: str, *, since: float | None = None
         yield
     if scope.cancelled_caught:
         raise DeadlineError(f"{action} was not finished within its timeout of {seconds:g} s")
-
-
-# ---------------------------------------------------------------- selecting
-
-
-class Scored(msgspec.Struct, frozen=True):
-    """What a backend said of the choices, and the prompt that it said it of."""
-
-    choices: tuple[ChoiceScore, ...]
-    usage: Usage
-    healed: bool
-    parts: Prompt
-
-
-async def _select(cursor: Cursor, call: Select) -> str:
-    if not cursor.run.backend.capabilities.score:
-        raise UnsupportedError(
-            "this backend cannot score choices; generate with gen(type=Literal[...]) instead"
-        )
-    seed = cursor.call_seed(call.seed)
-    found = await _scored(cursor, call)
-    if call.temperature:
-        index = draw(
-            found.choices, call.temperature, secrets.randbits(63) if seed is None else seed
-        )
-    else:
-        index = best(found.choices, call.by)
-    return _commit_choice(cursor, call, found, index)
-
-
-async def _scored(cursor: Cursor, call: Select) -> Scored:
-    """Score the choices after what was said, by the requests that the method needs."""
-    run = cursor.run
-    spaced = any(choice[0].isspace() for choice in call.choices)
-    healed = call.heal and not spaced and cursor.transcript.ends_with_one_space()
-    texts = [f" {choice}" for choice in call.choices] if healed else list(call.choices)
-    transcript = cursor.transcript.without_last_space() if healed else cursor.transcript
-    parts = cursor.prompt_of(transcript, str(call)).parts
-    lineage = cursor.lineage(call.name)
-
-    async def ask(prompt: Prompt) -> Scores:
-        return await run.waiting(
-            str(call), cursor.place, lambda: run.backend.score(prompt, texts, lineage=lineage)
-        )
-
-    async def work() -> tuple[tuple[ChoiceScore, ...], Usage]:
-        scores, usage, unconditional = await ask(parts), Usage(), None
-        if call.by == "unconditional_likelihood_normalized":
-            unconditional = await ask(())
-            usage += unconditional.usage
-        return weigh(scores.each, call.by, _each(unconditional)), usage + scores.usage
-
-    choices, usage = await _reported(cursor, "select", call.name, work)
-    run.usage += usage
-    return Scored(choices, usage, healed, parts)
-
-
-def _each(scores: Scores | None) -> Sequence[Any] | None:
-    return None if scores is None else scores.each
-
-
-def _commit_choice(cursor: Cursor, call: Select, found: Scored, index: int) -> str:
-    choice, value = found.choices[index], call.choices[index]
-    if found.healed:
-        cursor.transcript.drop_last_space()
-    cursor.sent(found.parts)
-    fingerprint = cursor.run.backend.capabilities.tokenizer
-    exact = bool(choice.tokens) and cursor.run.backend.capabilities.tokens
-    cursor.commit((Tokens(choice.tokens, choice.text, fingerprint),) if exact else (Text(value),))
-    meta = Meta(
-        text=value,
-        tokens=choice.tokens,
-        tail="",
-        finish=Finish(reason="stop", usage=found.usage),
-        logprobs=tuple(map(TokenLogprob, choice.tokens, choice.logprobs)),
-        tokenizer=fingerprint,
-        choices=tuple(
-            msgspec.structs.replace(each, text=text)
-            for each, text in zip(found.choices, call.choices, strict=True)
-        ),
-        by="sample" if call.temperature else call.by,
-    )
-    cursor.write(call.name, value, meta)
-    return value

@@ -14,6 +14,7 @@ import anyio
 from structgen.errors import StateError
 from structgen.events import Channel
 from structgen.program import operations
+from structgen.program.calls import generating
 from structgen.program.cursor import Cursor, Question
 from structgen.program.expression import Gen
 from structgen.program.generation import Generation
@@ -98,10 +99,10 @@ class Pieces:
         cursor, call = self._cursor, self._call
         generation.end_channels()
         completion = generation.completion()
-        cursor.commit(operations.kept_parts(completion))
-        meta = operations.meta_of(completion, prefix_lost=self._question.prefix_lost)
+        cursor.commit(generating.kept_parts(completion))
+        meta = generating.meta_of(completion, prefix_lost=self._question.prefix_lost)
         if call.reasoning is not None and call.name is not None:
-            cursor.write(call.name + operations.REASONING, generation.channels["reasoning"], meta)
+            cursor.write(call.name + generating.REASONING, generation.channels["reasoning"], meta)
         cursor.write(call.name, generation.channels["answer"], meta)
 
     def __aiter__(self) -> Self:

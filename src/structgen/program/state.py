@@ -313,9 +313,9 @@ class State:
         A piece is a str; its `channel` tells reasoning from the answer. Leaving the block keeps
         what was read, in the state and in the variable, and aborts the rest. Leaving it by an
         exception keeps nothing. Options and errors are those of `gen`; values that need the
-        whole output (`type`, `n`, `choices`) are not for streams.
+        whole output (`type`, `n`, `choices`, `retries`) are not for streams.
         """
-        if refused := sorted({"type", "n", "pick", "choices", "by"} & options.keys()):
+        if refused := sorted({"type", "n", "pick", "choices", "by", "retries"} & options.keys()):
             raise OptionError(
                 refused[0], "it needs the whole output, which a stream does not wait for; use gen()"
             )

@@ -25,12 +25,15 @@ class Meta(Completion, frozen=True, kw_only=True):
     samples       of a `gen` with n: all completions, in order
     choices       of a `select`: every choice with its log-probabilities, score and probability
     by            of a `select`: how the scores became a decision; "sample" where it was drawn
+    attempts      of a `gen` with retries: how many generations it took, that one included; the
+                  usage here is that one's, the run's usage has all of them
     """
 
     prefix_lost: bool = False
     samples: tuple[Completion, ...] = ()
     choices: tuple[ChoiceScore, ...] = ()
     by: str = ""
+    attempts: int = 1
 
 
 class Variables:
