@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from structgen.grammar.compiler import Grammar
-from structgen.grammar.matcher import GuidanceMatcher, Vocabulary
+from structgen.grammar.matcher import Matcher, Vocabulary
 
 LAST = 0x10FFFF
 EVERYTHING = "".join(map(chr, range(LAST + 1)))
@@ -235,7 +235,7 @@ def vocabulary_of(
     return Vocabulary(tokens, textless, len(tokens) if size is None else size)
 
 
-def legal(matcher: GuidanceMatcher) -> list[int]:
+def legal(matcher: Matcher) -> list[int]:
     """The tokens that a mask allows."""
     row = np.full(matcher.words, -1, np.int32)
     matcher.fill(row)
@@ -243,7 +243,7 @@ def legal(matcher: GuidanceMatcher) -> list[int]:
     return found
 
 
-def follow(grammar: Grammar, tokens: Sequence[int]) -> GuidanceMatcher:
+def follow(grammar: Grammar, tokens: Sequence[int]) -> Matcher:
     """A matcher that has accepted some tokens."""
     matcher = grammar.matcher()
     for token in tokens:

@@ -213,17 +213,19 @@ class GuidanceMatcher:
         if spelling is None or self._finished:
             return ()
         data = self._state.compute_ff_bytes()[:MOST_FORCED]
-        ids = spelling.encoded(list(self._recent), data) if data else []
-        if not ids:
+        written = spelling.written(list(self._recent), data) if data else None
+        if written is None:
             return ()
-        ahead = self._state.deep_copy()
-        if not ahead.consume_tokens(ids):
-            raise self._failure(ahead)
+        # There and back again: a copy of the state would have to derive anew what this one knows.
+        if not self._state.consume_tokens(list(written.ids)):
+            raise self._failure(self._state)
         self._row[:] = 0
-        if not ahead.is_stopped():
-            self._compute(ahead)
+        if not self._state.is_stopped():
+            self._compute(self._state)
+        if not self._state.rollback(len(written.ids)):
+            raise self._failure(self._state)
         allowed = self._row[: self._vocabulary.words] & self._vocabulary.text
-        return spelling.kept(ids, allowed)[:limit]
+        return spelling.kept(written, allowed)[:limit]
 
     def try_all(self, tokens: Sequence[int]) -> int:
         """Accept tokens for as long as they are allowed; how many were.
