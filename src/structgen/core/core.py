@@ -24,13 +24,7 @@ from structgen.core.pool import Pool
 from structgen.core.radix import Ids
 from structgen.core.schedule import Schedule, Slice
 from structgen.core.sequence import Job, Sequence, Status
-from structgen.errors import (
-    InvalidOutputError,
-    NumericalError,
-    PromptError,
-    StepFailedError,
-    StructgenError,
-)
+from structgen.errors import NumericalError, PromptError, StepFailedError, StructgenError
 from structgen.grammar.matcher import Mask
 from structgen.request import Delta, Finish, Namespace, TokenLogprob
 
@@ -54,6 +48,7 @@ class Totals:
         self.aborted = 0
         self.failed = 0
         self.generated_tokens = 0
+        self.forced_tokens = 0
         self.batch_sequences = 0
         self.batch_max = 0
 
@@ -245,10 +240,13 @@ class Core:
     def _advance(self, piece: Slice, picked: Picked, rows: range) -> Iterator[Outcome]:
         sequence = piece.sequence
         output = Output(sequence)
-        told = sequence.told
+        told, forced = sequence.told, sequence.forced
         sound = self._take_rows(sequence, output, piece, picked, rows)
         self.totals.generated_tokens += sequence.told - told
+        self.totals.forced_tokens += sequence.forced - forced
         if not sound:
+            if (delta := output.delta()) is not None:
+                yield delta
             yield self._break(sequence)
         elif sequence.samples:
             yield from self._report(sequence, output)
@@ -269,6 +267,9 @@ class Core:
         if output.ended or not sequence.samples or sequence.computed < sequence.known:
             return True
         output.tell_ahead()
+        if not output.ended and not sequence.draws:
+            # Nothing could follow the prompt: the only output is the empty one.
+            output.close("stop")
         return output.ended or self._take_token(sequence, output, picked, rows[-1])
 
     def _take_token(self, sequence: Sequence, output: Output, picked: Picked, row: int) -> bool:
@@ -298,20 +299,14 @@ class Core:
             return
         assert delta is not None
         finish = output.finish()
+        self._release(sequence)
         if finish.complete and (fault := sequence.verdict()) is not None:
+            self.totals.failed += 1
             yield delta
-            yield self._condemn(sequence, fault)
+            yield Failure(sequence.id, fault)
             return
         self.totals.finished += 1
-        self._release(sequence)
         yield msgspec.structs.replace(delta, finish=finish)
-
-    def _condemn(self, sequence: Sequence, fault: str) -> Failure:
-        """End a request whose output is whole, and yet not what was asked for."""
-        self.totals.failed += 1
-        self._release(sequence)
-        message = f"the output does not keep its constraint: {fault}"
-        return Failure(sequence.id, InvalidOutputError(message, sequence.written))
 
     def _end_scoring(self, sequence: Sequence) -> Delta:
         """End a job that samples nothing."""

@@ -20,7 +20,7 @@ class Output:
         self._sequence = sequence
         self._first = not sequence.told
         self._text = ""
-        self._piece = Piece()
+        self._piece = Piece(settled=sequence.settled)
         self._reason: FinishReason | None = None
         self._matched: str | int | None = None
 
@@ -34,8 +34,7 @@ class Output:
         sequence, text = self._sequence, self._sequence.job.text
         assert text is not None, "a job that samples nothing has no output"
         assert not self.ended, "the output has ended"
-        sequence.told += 1
-        sequence.hold(token, entry)
+        sequence.tell(token, entry)
         piece = text.push(token, allow_stop=sequence.told >= sequence.sampling.min_tokens)
         if piece.stop is None and (reason := sequence.ending) is not None:
             self._reason = reason
@@ -43,17 +42,21 @@ class Output:
         self._take(piece)
 
     def tell_ahead(self) -> None:
-        """Take in the forced tokens that nobody waits for the log-probabilities of."""
+        """Take in the tokens that are known and not told, none of which is to be scored."""
         sequence = self._sequence
         while not self.ended and sequence.told < sequence.output_length:
             self.tell(int(sequence.ids[sequence.prompt_length + sequence.told]), None)
 
     def end(self, token: int) -> None:
         """The token that ends the output was drawn; it is not part of the text."""
+        self._sequence.count_told()
+        self.close("stop", token)
+
+    def close(self, reason: FinishReason, matched: int | None = None) -> None:
+        """End the output with what was told."""
         text = self._sequence.job.text
         assert text is not None, "a job that samples nothing has no output"
-        self._sequence.told += 1
-        self._reason, self._matched = "stop", token
+        self._reason, self._matched = reason, matched
         self._take(text.flush())
 
     def delta(self) -> Delta | None:
@@ -62,7 +65,8 @@ class Output:
         text = sequence.job.text
         assert text is not None, "a job that samples nothing has no output"
         tokens, logprobs = sequence.let_go(piece.settled)
-        prompt_logprobs = tuple(sequence.prompt_logprobs) if self._first and sequence.told else ()
+        first = self._first and (sequence.told or self.ended)
+        prompt_logprobs = tuple(sequence.prompt_logprobs) if first else ()
         if not (tokens or self._text or prompt_logprobs or self.ended):
             return None
         return Delta(
@@ -83,7 +87,7 @@ class Output:
             reason=self._reason,
             matched=self._matched,
             complete=self._reason == "stop" or sequence.complete,
-            forced=min(sequence.forced, sequence.told),
+            forced=sequence.forced,
             usage=sequence.usage,
         )
 

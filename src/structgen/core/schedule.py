@@ -93,11 +93,12 @@ class Schedule:
         for sequence in list(self.running):
             if sequence.status is not Status.RUNNING:
                 continue  # retracted a moment ago, to make room for an older one
+            # A token that was drawn comes on top; those forced after it share the chunk.
             decoding = sequence.decoding
-            count = sequence.to_compute if decoding else min(sequence.to_compute, budget)
+            count = min(sequence.to_compute, budget + decoding)
             if count and self._provide(sequence, count):
                 slices.append(self._slice(sequence, count))
-                budget -= 0 if decoding else slices[-1].count
+                budget -= slices[-1].count - decoding
         self._admit(slices, budget)
         if not slices and self.waiting:
             # Nothing runs, so only pins can be in the way; work goes before warmth.
@@ -190,14 +191,15 @@ class Schedule:
         """The next `count` tokens of a sequence that has slots for them."""
         start = sequence.computed
         count = min(count, sequence.to_compute)
-        if sequence.decoding:
-            return Slice(sequence, start, count, max(start, sequence.shared))
-        self.counters.prefilled_tokens += count
         if not sequence.counted:
             sequence.counted = True
             self.admitted.append(sequence.id)
             self.counters.prompt_tokens += sequence.prompt_length
             self.counters.cached_tokens += sequence.cached
+        if sequence.decoding:
+            return Slice(sequence, start, count, max(start, sequence.shared))
+        # Forced tokens that run for the first time are no prompt, though they run with it.
+        self.counters.prefilled_tokens += max(0, min(start + count, sequence.drawn) - start)
         fresh = self._publish(sequence, start + count) if self._cached else start
         return Slice(sequence, start, count, max(start, fresh))
 
@@ -218,7 +220,7 @@ class Schedule:
         sequence.allocated = max(sequence.allocated, hit)
         reached = max(sequence.computed, min(hit, sequence.match_limit))
         if not sequence.resumed:
-            gain = min(reached, sequence.prompt_length) - sequence.computed
+            gain = max(0, min(reached, sequence.prompt_length) - sequence.computed)
             sequence.cached += gain
             self.counters.cached_tokens += gain if sequence.counted else 0
         sequence.computed = reached

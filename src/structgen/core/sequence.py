@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, deque
+from collections.abc import Callable
 from hashlib import blake2b
 
 import msgspec
@@ -19,13 +20,11 @@ import numpy as np
 from structgen.core.pool import Slots
 from structgen.core.radix import Ids, Node
 from structgen.core.text import TextStream
-from structgen.errors import StructgenError
+from structgen.errors import GenerationError, InvalidOutputError, StructgenError
 from structgen.grammar.matcher import Mask, Matcher, allow
 from structgen.grammar.source import Judge
 from structgen.request import FinishReason, Request, TokenLogprob, Usage
 from structgen.sampling import Sampling
-
-MOST_AHEAD = 32  # forced tokens that a decoding step computes beside the one that was drawn
 
 
 class Status(enum.Enum):
@@ -109,7 +108,7 @@ class Sequence:
             self.scored([TokenLogprob(int(job.prompt[0]), None)])
         self.counts: Counter[int] = Counter()
         self._held: deque[tuple[int, TokenLogprob | None]] = deque()
-        self._let_go = 0
+        self.settled = 0  # tokens of the output that have been reported
         self.stop_ids = frozenset(job.sampling.stop_token_ids)
         if not job.sampling.ignore_eos:
             self.stop_ids |= job.end_ids
@@ -117,13 +116,13 @@ class Sequence:
         self.may_end = True  # a stop token that is drawn next ends the output
         self.drawn = self.known  # index behind the last token that was no forced one
         self.told = 0  # tokens of the output whose text has been made
-        self.forced = 0  # tokens of the output that were not drawn
+        self.forced = 0  # those of them that were not drawn
         self._written: list[str] = []
         self.fault: StructgenError | None = None  # what kept the next mask from being made
 
     @property
     def output_length(self) -> int:
-        """Tokens sampled so far."""
+        """Tokens of the output so far: drawn, or forced, told or not."""
         return self.known - self.prompt_length
 
     @property
@@ -133,13 +132,8 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Only the last sampled token is still to be computed, and the few forced after it."""
-        ahead = self.known - self.drawn
-        return (
-            self.computed >= self.prompt_length
-            and 0 < self.to_compute <= ahead + 1
-            and ahead <= MOST_AHEAD
-        )
+        """Only the last token that was drawn is still to be computed, and those forced after it."""
+        return self.computed >= self.prompt_length and self.drawn <= self.computed + 1 <= self.known
 
     @property
     def logprob_next(self) -> int:
@@ -181,7 +175,7 @@ class Sequence:
 
     @property
     def enough(self) -> bool:
-        """Whether `min_tokens` have been sampled."""
+        """Whether the output has `min_tokens`."""
         return self.output_length >= self.sampling.min_tokens
 
     def bind(self, row: Mask) -> None:
@@ -191,48 +185,52 @@ class Sequence:
         with a text are text, and the model's own are not allowed. (Where nothing else is left,
         the output has ended already: see `ending`.)
         """
-        assert self.matcher is not None
-        try:
-            self.matcher.fill(row)
-            self.may_end = self.matcher.complete and self.enough
-        except StructgenError as error:
-            self.fault = error
+        matcher = self.matcher
+        assert matcher is not None
+        if not self._sound(lambda: matcher.fill(row)):
             row[:] = 0
             return
+        self.may_end = matcher.complete and self.enough
         if self.may_end:
             allow(row, self.stop_ids)
 
     def follow(self, token: int) -> bool:
-        """Tell the matcher which token was drawn; False if it cannot go on, and why is `fault`."""
-        if self.matcher is not None:
-            try:
-                self.matcher.accept(token)
-            except StructgenError as error:
-                self.fault = error
-                return False
-        return True
+        """Tell the matcher which token comes next; False if it cannot go on, and why is `fault`."""
+        matcher = self.matcher
+        return matcher is None or self._sound(lambda: matcher.accept(token))
 
     def jump(self) -> bool:
-        """Take the tokens that are certain to come next; False if the matcher cannot go on."""
-        room = self.max_length - self.known
-        if self.matcher is None or not self.job.jump or not room or self.matcher.finished:
+        """Take the tokens that are certain to come next, which thereby are known without a draw.
+
+        False if the matcher cannot go on, and why is `fault`.
+        """
+        matcher, start, room = self.matcher, self.known, self.max_length - self.known
+        if matcher is None or matcher.finished or not room or not self.job.jump:
             return True
-        try:
-            tokens = self.matcher.forced(room)
-        except StructgenError as error:
-            self.fault = error
-            return False
-        start = self.known
-        for token in tokens:
-            if not self.follow(token):
-                return False
-            self._add(token)
-        self.forced += self.known - start
+
+        def take() -> None:
+            for token in matcher.forced(room):
+                matcher.accept(token)
+                self._add(token)
+
+        sound = self._sound(take)
         if self.known > start and self.wants_logprobs:
+            # The logits that would have been drawn from are scored in place of that.
             if self.logprob_next >= self.logprob_stop:
                 self._first_scored = start - self._scored
             self.logprob_stop = self.known
-        return True
+        return sound
+
+    def _sound(self, step: Callable[[], None]) -> bool:
+        """Take a step with the matcher; whatever it raises is a fault of this request alone."""
+        try:
+            step()
+        except StructgenError as error:
+            self.fault = error
+        except Exception as error:  # noqa: BLE001 - a backend's own, which is not for the engine
+            self.fault = GenerationError(f"the constraint could not be followed: {error!r}")
+            self.fault.__cause__ = error
+        return self.fault is None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -262,7 +260,7 @@ class Sequence:
         return "length" if self.prompt_length + self.told == self.max_length else None
 
     def append(self, token: int) -> None:
-        """Add a sampled token."""
+        """Add a token that was drawn."""
         self._add(token)
         self.drawn = self.known
 
@@ -276,23 +274,35 @@ class Sequence:
         if self.job.judge is not None:
             self._written.append(text)
 
-    def verdict(self) -> str | None:
+    def verdict(self) -> StructgenError | None:
         """What is wrong with the whole text, if anybody judges it."""
-        return None if self.job.judge is None else self.job.judge.fault("".join(self._written))
+        if self.job.judge is None:
+            return None
+        text = "".join(self._written)
+        try:
+            fault = self.job.judge.fault(text)
+        except Exception as error:  # noqa: BLE001 - as in `_sound`
+            failure = GenerationError(f"the final check of the output failed: {error!r}")
+            failure.__cause__ = error
+            return failure
+        if fault is None:
+            return None
+        return InvalidOutputError(f"the output does not keep its constraint: {fault}", text)
 
-    @property
-    def written(self) -> str:
-        """The text that was judged."""
-        return "".join(self._written)
-
-    def hold(self, token: int, entry: TokenLogprob | None) -> None:
-        """Keep a sampled token back until it is certain that no stop string cuts it off."""
+    def tell(self, token: int, entry: TokenLogprob | None) -> None:
+        """Take the next token into the text, though it may be that a stop string cuts it off."""
+        self.count_told()
         self._held.append((token, entry))
+
+    def count_told(self) -> None:
+        """The next token of the output is told."""
+        self.forced += self.prompt_length + self.told >= self.drawn
+        self.told += 1
 
     def let_go(self, settled: int) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
         """Tokens to report now, with their log-probabilities: up to the first `settled` in all."""
-        ready = [self._held.popleft() for _ in range(settled - self._let_go)]
-        self._let_go = settled
+        ready = [self._held.popleft() for _ in range(settled - self.settled)]
+        self.settled = settled
         tokens = tuple(token for token, _ in ready)
         return tokens, tuple(entry for _, entry in ready if entry is not None)
 
