@@ -211,7 +211,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     prompt_tokens       tokens of the prompt
     cached_tokens       those of them whose keys and values another request had computed
-    completion_tokens   tokens sampled, end token included
+    completion_tokens   tokens of the output: drawn or forced, what a stop cut off included, and the
+                        end token
     """
 
     prompt_tokens: int = 0

@@ -44,6 +44,7 @@ class TestOptions:
             ("seed", None),
             ("radix", "no"),
             ("radix", None),
+            ("jump_forward", 1),
             ("worker", 1),
             ("memory_fraction", 0),
             ("memory_fraction", 0.95),

@@ -36,6 +36,7 @@ class EngineOptions(TypedDict, total=False):
     chunk_size: int
     max_context: int | None
     radix: bool
+    jump_forward: bool
     seed: int
     threads: int | None
     worker: bool
@@ -51,9 +52,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     slots            tokens that the cache can hold; None: as many as `memory_fraction` allows
     memory_fraction  of the memory that is available after loading, for the cache, in (0, 0.9]
     max_running      requests computed in one step
-    chunk_size       prompt tokens computed in one step; decoding tokens come on top
+    chunk_size       tokens of prompts, and tokens that are forced, computed in one step; those
+                     that were drawn come on top
     max_context      tokens of prompt and output together; None: what the model was trained for
     radix            share prefixes between requests
+    jump_forward     take tokens that a constraint leaves no choice about without drawing them;
+                     they are written as the tokenizer writes the text
     seed             of requests that bring none: request n then draws from (seed, n)
     threads          of torch; None: torch's own choice, one per core or OMP_NUM_THREADS
     worker           compute in a worker thread; False computes in the event loop's own thread,
@@ -72,6 +76,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunk_size: int = 512
     max_context: int | None = None
     radix: bool = True
+    jump_forward: bool = True
     seed: int = 0
     threads: int | None = None
     worker: bool = True
@@ -82,7 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.dtype, str) or self.dtype not in {"auto", *DTYPES}:
             raise OptionError("dtype", f"expected auto, {', '.join(DTYPES)}; got {self.dtype!r}")
         self._check_counts()
-        for name in ("radix", "worker"):
+        for name in ("radix", "jump_forward", "worker"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(name, f"expected True or False, got {value!r}")
         if not isinstance(self.chat_template, str | Path | None):

@@ -362,6 +362,8 @@ class Engine:
             text=text,
             candidates=candidates,
             matcher=None if grammar is None else grammar.matcher(),
+            judge=None if grammar is None else grammar.source.judge,
+            jump=self.config.jump_forward,
         )
         total = len(ids) + (sampling.max_tokens or 0) * (text is not None)
         if total > loaded.max_context:

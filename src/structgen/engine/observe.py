@@ -22,7 +22,9 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens           of admitted requests
     cached_tokens           of those, how many another request had computed
     prefilled_tokens        rows computed for prompts, recomputation after retraction included
-    generated_tokens        sampled, end tokens included
+    generated_tokens        of outputs, end tokens included
+    forced_tokens           of those, how many a constraint left no choice about: taken without
+                            being drawn
     hit_rate                cached_tokens / prompt_tokens, 0 before the first request
     batch_size_*            requests per step
     retractions             running requests sent back to the queue for want of slots
@@ -42,6 +44,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     prefilled_tokens: int
     generated_tokens: int
+    forced_tokens: int
     evicted_tokens: int
     hit_rate: float
     requests_finished: int
@@ -98,6 +101,7 @@ def snapshot(core: Core, lag: LagMeter) -> Statistics:
         cached_tokens=counters.cached_tokens,
         prefilled_tokens=counters.prefilled_tokens,
         generated_tokens=totals.generated_tokens,
+        forced_tokens=totals.forced_tokens,
         evicted_tokens=counters.evicted_tokens,
         hit_rate=counters.cached_tokens / max(1, counters.prompt_tokens),
         requests_finished=totals.finished,
