@@ -33,7 +33,8 @@ from structgen.grammar.characters import (
 MOST_CHARACTERS = 4096  # of a pattern
 MOST_REPEATS = 4096  # of a counted repeat, and of the product of those inside each other
 MOST_SOURCE = 400_000  # characters of the translation, which has classes written out
-MOST_CHOICE = 1_000_000  # characters of all options together
+MOST_OPTIONS = 30_000  # of a choice
+MOST_CHOICE = 400_000  # characters of all options together
 _SAMPLE = 300  # characters of the text that a compiled pattern is tried on
 _STAR = 8  # rounds that the sample takes through a repeat without an end
 
@@ -109,12 +110,6 @@ def from_regex(pattern: str, spelled: Ranges = EVERYTHING) -> Expression:
         raise ConstraintError(
             f"regex {pattern!r:.200}: it matches the empty text only; write what is to be generated"
         )
-    if len(found.source) > MOST_SOURCE:
-        raise ConstraintError(
-            f"regex {pattern!r:.200}: its classes of characters, written out, take "
-            f"{len(found.source)} characters, more than {MOST_SOURCE}; use smaller classes, such "
-            "as [a-z] for \\w, or fewer"
-        )
     return found
 
 
@@ -125,6 +120,10 @@ def from_choice(options: Sequence[str], spelled: Ranges = EVERYTHING) -> Express
     if not any(options):
         raise ConstraintError(
             "choices: there is nothing to choose from; give at least one text that is not empty"
+        )
+    if len(options) > MOST_OPTIONS:
+        raise ConstraintError(
+            f"choices: {len(options)} options, more than {MOST_OPTIONS}; choose in two steps"
         )
     if (length := sum(map(len, options))) > MOST_CHOICE:
         raise ConstraintError(
@@ -151,6 +150,8 @@ class _Translation:
     def __init__(self, pattern: str, state: Item, spelled: Ranges) -> None:
         """`state` is the parser's, which knows the pattern's flags and the widths of groups."""
         self._pattern, self._state, self._spelled = pattern, state, spelled
+        self._classes: dict[tuple[Op, str, int], Expression] = {}
+        self._written = 0
 
     def whole(self, items: list[Item]) -> Expression:
         """The whole pattern."""
@@ -176,10 +177,7 @@ class _Translation:
     def _item(self, item: Item, flags: int, *, start: bool, end: bool) -> Expression:
         op, argument = item
         if op in {OPS.LITERAL, OPS.NOT_LITERAL, OPS.ANY, OPS.IN}:
-            ranges = matched(op, argument, flags)
-            return _characters(
-                ranges if self._spelled == EVERYTHING else intersection(ranges, self._spelled)
-            )
+            return self._class(op, argument, flags)
         if op is OPS.SUBPATTERN:
             _, added, removed, inside = argument
             flags = (flags | added) & ~removed
@@ -201,6 +199,24 @@ class _Translation:
         raise self._refusal(
             _NAMES.get(op, f"{op}, which cannot be enforced; write it in another way")
         )
+
+    def _class(self, op: Op, argument: Item, flags: int) -> Expression:
+        key = (op, repr(argument), flags)
+        found = self._classes.get(key)
+        if found is None:
+            ranges = matched(op, argument, flags)
+            found = self._classes[key] = _characters(
+                ranges if self._spelled == EVERYTHING else intersection(ranges, self._spelled)
+            )
+        # Counted while it is written, so that what is refused for its size costs little.
+        self._written += len(found.source)
+        if self._written > MOST_SOURCE:
+            raise ConstraintError(
+                f"regex {self._pattern!r:.200}: its classes of characters, written out, take more "
+                f"than {MOST_SOURCE} characters; use smaller classes, such as [a-z] for \\w, or "
+                "fewer"
+            )
+        return found
 
     def _repeat(self, argument: Item, flags: int, *, start: bool, end: bool) -> Expression:
         low, high, body = argument
