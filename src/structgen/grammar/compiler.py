@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLParserLimits
 
 from structgen.errors import ConstraintError, GenerationError
-from structgen.grammar import schema
+from structgen.grammar import ebnf, schema
 from structgen.grammar.dialect import Expression, from_choice, from_regex
 from structgen.grammar.matcher import GuidanceMatcher, Vocabulary
 from structgen.grammar.source import Source
-from structgen.request import Choice, Constraint, JsonSchema, Regex
+from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex
 
-KINDS = frozenset({"regex", "choice", "json_schema"})
+KINDS = frozenset({"regex", "choice", "json_schema", "ebnf"})
 
 
 class Grammar:
@@ -78,6 +78,8 @@ def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
             return _from_expression(found, f"choices {options!r:.200}")
         case JsonSchema():
             return schema.source_of(constraint)
+        case Ebnf():
+            return ebnf.source_of(constraint, vocabulary)
         case _:
             raise refusal(constraint)
 

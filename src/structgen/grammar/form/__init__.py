@@ -1,0 +1,1 @@
+"""Forms of texts, character by character, and how they become grammars of the backend."""

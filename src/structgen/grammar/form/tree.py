@@ -1,0 +1,185 @@
+"""The form of a text, character by character: what EBNF, terms and patterns in them come down to.
+
+Owns   the tree that the front ends build and `production` writes out for the backend.
+Holds  no tree has a part that no text fits, and no text of no characters: the builders here leave
+       such parts out. A form says which texts there are and nothing about how they are cut.
+Used   by `ebnf` and `structure`, which make forms, `lexemes` and `production`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from structgen.grammar.characters import Ranges, union
+
+MOST_REPEATS = 4096  # of one count
+DEEPEST = 64  # parts inside parts, in what is written and in what is put in place of a rule
+
+
+class Chars(msgspec.Struct, frozen=True, gc=False):
+    """One character of these."""
+
+    ranges: Ranges
+
+
+class Text(msgspec.Struct, frozen=True, gc=False):
+    """These characters, at least one."""
+
+    text: str
+
+
+class Join(msgspec.Struct, frozen=True):
+    """One part after the other; of no parts: the empty text."""
+
+    parts: tuple[Form, ...] = ()
+
+
+class Either(msgspec.Struct, frozen=True):
+    """One of several; of none: no text at all."""
+
+    options: tuple[Form, ...] = ()
+
+
+class Repeat(msgspec.Struct, frozen=True):
+    """A part `least` to `most` times, None for any number of times."""
+
+    part: Form
+    least: int
+    most: int | None
+
+
+class Rule(msgspec.Struct, frozen=True, gc=False):
+    """What the rule of that name says."""
+
+    name: str
+
+
+class Until(msgspec.Struct, frozen=True):
+    """Any text up to and with the first of some strings, which is `ending`.
+
+    among   what the text may have, as ranges
+    """
+
+    strings: tuple[str, ...]
+    ending: str
+    among: Ranges
+
+
+class Without(msgspec.Struct, frozen=True):
+    """Any text without any of these strings; it may be empty, and is the last of the output."""
+
+    strings: tuple[str, ...]
+    among: Ranges
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A JSON value.
+
+    json      what stands behind `%json`
+    leads     bytes that it may begin with, as bits
+    numeric   it may be a number, which a digit after it would change
+    """
+
+    json: str
+    leads: int
+    numeric: bool
+
+
+Form = Chars | Text | Join | Either | Repeat | Rule | Until | Without | Value
+BLANK = Join()
+VOID = Either()
+
+
+# ---------------------------------------------------------------- building
+
+
+def join(parts: Iterable[Form]) -> Form:
+    """One after the other; texts side by side become one."""
+    found: list[Form] = []
+    for part in parts:
+        if part == VOID:
+            return VOID
+        for piece in part.parts if isinstance(part, Join) else (_plain(part),):
+            if isinstance(piece, Text) and found and isinstance(found[-1], Text):
+                found[-1] = Text(found[-1].text + piece.text)
+            else:
+                found.append(piece)
+    return found[0] if len(found) == 1 else Join(tuple(found))
+
+
+def either(options: Iterable[Form]) -> Form:
+    """One of several; what comes twice, and what no text fits, is left out."""
+    found: dict[Form, None] = {}
+    for option in options:
+        found |= dict.fromkeys(option.options if isinstance(option, Either) else (_plain(option),))
+    return next(iter(found)) if len(found) == 1 else Either(tuple(found))
+
+
+def repeat(part: Form, least: int, most: int | None) -> Form:
+    """A part so many times."""
+    if most == 0 or part == BLANK or (part == VOID and not least):
+        return BLANK
+    if part == VOID or (least, most) == (1, 1):
+        return part
+    return Repeat(_plain(part), least, most)
+
+
+def _plain(form: Form) -> Form:
+    """A class of one character as a text."""
+    if isinstance(form, Chars):
+        (low, high), *others = form.ranges or ((0, 1),)
+        if low == high and not others:
+            return Text(chr(low))
+        return form if form.ranges else VOID
+    return form
+
+
+def anything(among: Ranges) -> Form:
+    """One character of these."""
+    return _plain(Chars(union(among)))
+
+
+# ---------------------------------------------------------------- reading
+
+
+def parts_of(form: Form) -> tuple[Form, ...]:
+    """The forms that one is made of directly."""
+    match form:
+        case Join(parts) | Either(parts):
+            return parts
+        case Repeat(part):
+            return (part,)
+        case _:
+            return ()
+
+
+def rules_in(form: Form) -> Iterator[str]:
+    """The names of the rules that a form mentions."""
+    todo = [form]
+    while todo:
+        at = todo.pop()
+        if isinstance(at, Rule):
+            yield at.name
+        todo += parts_of(at)
+
+
+def nullable(form: Form, known: frozenset[str] | set[str] = frozenset()) -> bool:
+    """Whether the empty text fits.
+
+    known   the rules of which that is known; of others it is taken to be false
+    """
+    match form:
+        case Join(parts):
+            return all(nullable(part, known) for part in parts)
+        case Either(options):
+            return any(nullable(option, known) for option in options)
+        case Repeat(part, least):
+            return least == 0 or nullable(part, known)
+        case Rule(name):
+            return name in known
+        case Without():
+            return True
+        case _:
+            return False
