@@ -20,9 +20,11 @@ def texts(alphabet: str, most: int) -> list[str]:
     return ["".join(each) for n in range(most + 1) for each in product(alphabet, repeat=n)]
 
 
-def grammars(
-    alphabet: str, names: tuple[str, ...] = ("root", "x", "y-1")
-) -> st.SearchStrategy[Rules]:
+NAMES = ("root", "x", "y-1")
+COUNTS = ((0, None), (1, None), (0, 1), (2, 2), (1, 2), (0, 2), (2, None), (0, 0))
+
+
+def grammars(alphabet: str) -> st.SearchStrategy[Rules]:
     """Rules `NAMES`, which mention each other as they like."""
     classes = [("set", letters) for letters in (alphabet, alphabet[:2], alphabet[-1])]
     words = [*alphabet, alphabet[:2], alphabet[:1] * 2, alphabet[1] + alphabet[0], ""]
