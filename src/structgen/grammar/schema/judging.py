@@ -10,6 +10,8 @@ Used   by `relaxing`.
 from __future__ import annotations
 
 import json
+import math
+import sys
 from typing import Any, NoReturn
 
 import jsonschema_rs
@@ -27,7 +29,9 @@ class JsonJudge:
     def fault(self, text: str) -> str | None:
         """See `Judge`."""
         try:
-            value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+            value = json.loads(
+                text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_number
+            )
         except _DuplicateKeyError as error:
             return f"duplicate key {error.args[0]!r:.80}"
         except (ValueError, RecursionError) as error:
@@ -56,6 +60,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _number(text: str) -> float:
+    """A number; the largest there is for one beyond it, which the validator would not take."""
+    number = float(text)
+    return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
 
 
 def _has_surrogates(value: object) -> bool:

@@ -7,15 +7,14 @@ Used   by `compiler`, and by `structure` for JSON inside of larger forms.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import jsonschema_rs
 import msgspec
 
-from structgen.errors import ConstraintError
+from structgen.grammar.schema.bundling import bundle
 from structgen.grammar.schema.judging import JsonJudge
 from structgen.grammar.schema.layout import layout
+from structgen.grammar.schema.reading import read
+from structgen.grammar.schema.settling import Settled
+from structgen.grammar.schema.weakening import Weakening
 from structgen.grammar.source import Judge, Source
 from structgen.request import JsonSchema
 
@@ -42,14 +41,15 @@ def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
     nothing, can never end, refers to what is elsewhere, or exceeds a limit.
     """
     options = layout(separators)
-    try:
-        parsed = json.loads(schema)
-        validator = jsonschema_rs.validator_for(parsed, offline=True, validate_formats=False)
-    except ValueError as error:
-        raise ConstraintError(f"JSON schema {schema!r:.200}: {error!s:.300}") from None
-    found: dict[str, Any] = dict(parsed) if isinstance(parsed, dict) else {"allOf": [parsed]}
-    found["x-guidance"] = options
-    return Relaxed(json.dumps(found, ensure_ascii=False), JsonJudge(validator))
+    document = read(schema)
+    bundled = bundle(document)
+    walk = Weakening(bundled)
+    root = walk.schema(bundled.root, "")
+    defs = {name: walk.schema(each, bundled.paths[name]) for name, each in bundled.defs.items()}
+    settled = Settled(root, defs, bundled.paths, options)
+    text = settled.settle()
+    unmasked = tuple(walk.notes | settled.notes)
+    return Relaxed(text, JsonJudge(document.validator), unmasked)
 
 
 def source_of(constraint: JsonSchema) -> Source:

@@ -1,0 +1,122 @@
+"""What schemas have in common, and what one leaves out.
+
+The work is done by the canonical forms of `jsonschema-rs`. An answer that is not certain is none.
+
+Used   by `relaxing`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema_rs
+from jsonschema_rs import canonical
+
+from structgen.grammar.schema.bundling import PREFIX
+from structgen.grammar.schema.keywords import Json
+
+MOST_CHARACTERS = 20_000  # of a schema, with what it refers to
+MOST_OPENED = 4  # references to references
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class Algebra:
+    """Questions about the schemas of one bundle. Without `certain`, none has an answer."""
+
+    def __init__(self, defs: dict[str, Json], *, certain: bool) -> None:
+        self._defs, self._certain = defs, certain
+
+    def of(self, schema: Json) -> jsonschema_rs.CanonicalSchema | None:
+        """The canonical form of a schema."""
+        if not self._certain:
+            return None
+        schema = self._opened(schema, MOST_OPENED)
+        defs = self._reached(schema)
+        if len(json.dumps([schema, defs])) > MOST_CHARACTERS:
+            return None
+        whole = {"$schema": _DIALECT, "allOf": [schema], "$defs": defs}
+        try:
+            return jsonschema_rs.canonicalize(whole, validate_formats=False, offline=True)
+        except (ValueError, jsonschema_rs.ReferencingError):
+            return None
+
+    def is_empty(self, schema: Json) -> bool:
+        """Whether it is certain that no value satisfies a schema."""
+        form = self.of(schema)
+        return form is not None and form.satisfiability() is canonical.Satisfiability.NO
+
+    def complement(self, schema: Json) -> Json | None:
+        """A schema for all values that do not satisfy this one."""
+        form = self.of(schema)
+        return None if form is None else self.complement_of(form)
+
+    def complement_of(self, form: jsonschema_rs.CanonicalSchema) -> Json | None:
+        """The same for a canonical form."""
+        try:
+            found: Any = form.negate().to_json_schema()
+        except ValueError:
+            return None
+        return self._plain(found)
+
+    def _opened(self, schema: Json, depth: int) -> Json:
+        """A schema with what it is a reference to in its place: the form of a name is a name."""
+        if not isinstance(schema, dict) or not depth:
+            return schema
+        rest = {key: value for key, value in schema.items() if key not in {"$ref", "allOf"}}
+        parts = [self._opened(each, depth) for each in schema.get("allOf", ())]
+        if "$ref" in schema:
+            target = self._defs[schema["$ref"].removeprefix(PREFIX)]
+            parts.append(self._opened(target, depth - 1))
+        if not rest and len(parts) == 1:
+            return parts[0]
+        return {**rest, "allOf": parts} if parts else rest
+
+    def _plain(self, found: Json) -> Json | None:
+        """A result without its frame, if it refers to definitions of this bundle only."""
+        if isinstance(found, bool):
+            return found
+        found.pop("$schema", None)
+        for name, schema in found.pop("$defs", {}).items():
+            if name not in self._defs:
+                return None
+            del schema
+        return found
+
+    def _reached(self, schema: Json) -> dict[str, Json]:
+        """The definitions that a schema refers to, in the end."""
+        found: dict[str, Json] = {}
+        todo = [schema]
+        while todo:
+            for name in _references(todo.pop()):
+                if name not in found:
+                    found[name] = self._defs[name]
+                    todo.append(self._defs[name])
+        return found
+
+
+def disjoint(
+    left: jsonschema_rs.CanonicalSchema | None, right: jsonschema_rs.CanonicalSchema | None
+) -> bool:
+    """Whether it is certain that no value satisfies both."""
+    if left is None or right is None:
+        return False
+    try:
+        return left.intersect(right).satisfiability() is canonical.Satisfiability.NO
+    except ValueError:
+        return False
+
+
+def _references(value: Json) -> set[str]:
+    found: set[str] = set()
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, list):
+            todo += each
+        elif isinstance(each, dict):
+            reference = each.get("$ref")
+            if isinstance(reference, str):
+                found.add(reference.removeprefix(PREFIX))
+            todo += (inner for key, inner in each.items() if key not in {"enum", "const"})
+    return found

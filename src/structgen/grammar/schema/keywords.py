@@ -1,0 +1,90 @@
+"""The keywords of JSON Schema: since and until which draft there are, and where schemas are in them.
+
+Used   by `reading` and `bundling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
+
+Json = Any  # a value as `json` reads it
+
+
+class Draft(IntEnum):
+    """A draft of JSON Schema; later ones compare greater."""
+
+    DRAFT_4 = 4
+    DRAFT_6 = 6
+    DRAFT_7 = 7
+    DRAFT_2019_09 = 2019
+    DRAFT_2020_12 = 2020
+
+
+# The first and the last draft of each keyword that constrains. Elsewhere it is an annotation.
+_ALWAYS = (Draft.DRAFT_4, Draft.DRAFT_2020_12)
+_SINCE_6 = (Draft.DRAFT_6, Draft.DRAFT_2020_12)
+_SINCE_7 = (Draft.DRAFT_7, Draft.DRAFT_2020_12)
+_SINCE_2019 = (Draft.DRAFT_2019_09, Draft.DRAFT_2020_12)
+_SPANS = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("$ref", "type", "enum", "allOf", "anyOf", "oneOf", "not", "format", "pattern"),
+            *("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum"),
+            *("exclusiveMaximum", "multipleOf", "items", "minItems", "maxItems", "uniqueItems"),
+            *("properties", "patternProperties", "additionalProperties", "required"),
+            *("minProperties", "maxProperties"),
+        ),
+        _ALWAYS,
+    )
+    | dict.fromkeys(("const", "contains", "propertyNames"), _SINCE_6)
+    | dict.fromkeys(("if", "then", "else"), _SINCE_7)
+    | dict.fromkeys(
+        (
+            *("dependentRequired", "dependentSchemas", "minContains", "maxContains"),
+            *("unevaluatedItems", "unevaluatedProperties"),
+        ),
+        _SINCE_2019,
+    )
+    | dict.fromkeys(("prefixItems", "$dynamicRef"), (Draft.DRAFT_2020_12, Draft.DRAFT_2020_12))
+    | {
+        "$recursiveRef": (Draft.DRAFT_2019_09, Draft.DRAFT_2019_09),
+        "additionalItems": (Draft.DRAFT_4, Draft.DRAFT_2019_09),
+        "dependencies": (Draft.DRAFT_4, Draft.DRAFT_7),
+    }
+)
+
+SCHEMA = frozenset(
+    (
+        *("additionalItems", "additionalProperties", "contains", "else", "if", "not", "then"),
+        *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
+    )
+)
+SCHEMAS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
+NAMED = frozenset(
+    ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties", "dependencies")
+)
+
+
+def known(keyword: str, draft: Draft) -> bool:
+    """Whether a keyword constrains in a draft."""
+    span = _SPANS.get(keyword)
+    return span is not None and span[0] <= draft <= span[1]
+
+
+def inner(schema: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
+    """The schemas right inside of a schema, each with the steps that lead to it."""
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        if keyword in SCHEMA or (keyword == "items" and not isinstance(value, list)):
+            yield (keyword,), value
+        elif (keyword in SCHEMAS or keyword == "items") and isinstance(value, list):
+            for index, each in enumerate(value):
+                yield (keyword, str(index)), each
+        elif keyword in NAMED and isinstance(value, dict):
+            for name, each in value.items():
+                if isinstance(each, dict | bool):  # not the lists of `dependencies`
+                    yield (keyword, name), each

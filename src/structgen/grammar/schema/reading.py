@@ -1,0 +1,252 @@
+"""Reading a JSON Schema: its limits, its draft, whether it is one, and its validator.
+
+Holds  nothing is fetched from anywhere; what is not a schema of its draft is refused with its path.
+Used   by `relaxing`.
+
+A schema that names no draft is of 2020-12, or of 2019-09 where only that has its forms; what older
+drafts wrote otherwise (`dependencies`, `exclusiveMinimum: true`, `id`) is understood in it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import jsonschema_rs
+import msgspec
+from jsonschema_rs import canonical
+
+from structgen.errors import ConstraintError
+from structgen.grammar.schema.keywords import Draft, Json, inner
+
+MOST_CHARACTERS = 512_000  # of a schema
+MOST_DEPTH = 120  # of values inside each other
+MOST_PROPERTIES = 1_000  # of one object
+MOST_VALUES = 25_000  # of one enum
+# For the final check, whose patterns nobody vetted: what the engine of the validator may spend.
+_PATTERNS = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=10_000_000)
+
+_ADDRESS = re.compile(
+    r"https?://json-schema\.org/(?:draft-0(?P<number>\d)|draft/(?P<year>\d{4})-\d\d)/schema#?"
+)
+ADDRESSES = MappingProxyType(
+    {
+        Draft.DRAFT_4: "http://json-schema.org/draft-04/schema#",
+        Draft.DRAFT_6: "http://json-schema.org/draft-06/schema#",
+        Draft.DRAFT_7: "http://json-schema.org/draft-07/schema#",
+        Draft.DRAFT_2019_09: "https://json-schema.org/draft/2019-09/schema",
+        Draft.DRAFT_2020_12: "https://json-schema.org/draft/2020-12/schema",
+    }
+)
+_VALIDATORS: MappingProxyType[Draft, Callable[..., jsonschema_rs.Validator]] = MappingProxyType(
+    {
+        Draft.DRAFT_4: jsonschema_rs.Draft4Validator,
+        Draft.DRAFT_6: jsonschema_rs.Draft6Validator,
+        Draft.DRAFT_7: jsonschema_rs.Draft7Validator,
+        Draft.DRAFT_2019_09: jsonschema_rs.Draft201909Validator,
+        Draft.DRAFT_2020_12: jsonschema_rs.Draft202012Validator,
+    }
+)
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A schema that is one of its draft, and its validator."""
+
+    root: Json
+    draft: Draft
+    validator: jsonschema_rs.Validator
+
+
+def read(schema: str) -> Document:
+    """Read a schema, given as JSON text. Raises `ConstraintError`, naming path and keyword."""
+    if len(schema) > MOST_CHARACTERS:
+        raise ConstraintError(
+            f"JSON schema: {len(schema):,} characters, more than {MOST_CHARACTERS:,}; leave out "
+            "what is not needed, or generate in several steps"
+        )
+    try:
+        root = json.loads(schema, object_pairs_hook=_without_duplicates, parse_constant=_no_number)
+        schema.encode()
+        json.dumps(root, ensure_ascii=False, allow_nan=False).encode()
+    except _DuplicateKeyError as error:
+        raise refusal("", f"the key {error.args[0]!r:.80} is there twice; keep one") from None
+    except UnicodeEncodeError:
+        raise refusal("", "half of a surrogate pair is no text; leave it out") from None
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(
+            f"JSON schema {schema!r:.200}: it is no JSON: {error!s:.200}"
+        ) from None
+    if not isinstance(root, dict | bool):
+        raise ConstraintError(
+            f"JSON schema {schema!r:.200}: expected an object, true or false, got {root!r:.80}"
+        )
+    _check_limits(root)
+    if root is False:
+        raise refusal("", "it accepts nothing; write what is to be generated")
+    if isinstance(root, dict) and not _declared(root):
+        root = _without_old_forms(root)
+    draft = _draft_of(root)
+    _check_satisfiable(root, draft)
+    return Document(root, draft, _validator(root, draft))
+
+
+def refusal(path: str, reason: str) -> ConstraintError:
+    """The error for a schema; `path` as in a JSON pointer, "" for the whole."""
+    return ConstraintError(f"JSON schema, at #{path}: {reason}")
+
+
+def pointer(steps: Iterator[Any] | list[Any]) -> str:
+    """Steps as a JSON pointer."""
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
+
+
+# ---------------------------------------------------------------- parsing
+
+
+class _DuplicateKeyError(Exception):
+    """An object of the schema has a key twice."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _DuplicateKeyError(key)
+            seen.add(key)
+    return found
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _check_limits(root: Json) -> None:
+    todo: list[tuple[Json, int]] = [(root, 1)]
+    while todo:
+        value, depth = todo.pop()
+        if depth > MOST_DEPTH:
+            raise refusal("", f"nested more than {MOST_DEPTH} deep; name parts of it in $defs")
+        if isinstance(value, dict):
+            _check_count(value.get("properties"), dict, MOST_PROPERTIES, "properties")
+            _check_count(value.get("enum"), list, MOST_VALUES, "values in an enum")
+            todo += ((inner, depth + 1) for inner in value.values())
+        elif isinstance(value, list):
+            todo += ((inner, depth + 1) for inner in value if isinstance(inner, dict | list))
+
+
+def _check_count(value: object, kind: type, most: int, name: str) -> None:
+    if isinstance(value, dict | list) and isinstance(value, kind) and len(value) > most:
+        raise refusal("", f"{len(value):,} {name}, more than {most:,}; choose in two steps")
+
+
+# ---------------------------------------------------------------- drafts
+
+
+def _draft_of(root: Json) -> Draft:
+    """The draft of a schema that is valid in it."""
+    if isinstance(root, bool):
+        return Draft.DRAFT_2020_12
+    if match := _declared(root):
+        number = int(match["number"] or match["year"])
+        if number not in Draft.__members__.values():
+            raise refusal(
+                "/$schema", f"{match[0]!r} is a draft that is not known; write it for 2020-12"
+            )
+        _check_draft(root, Draft(number))
+        return Draft(number)
+    try:
+        _check_draft(root, Draft.DRAFT_2020_12)
+    except ConstraintError:
+        if not jsonschema_rs.meta.is_valid({**root, "$schema": ADDRESSES[Draft.DRAFT_2019_09]}):
+            raise
+        return Draft.DRAFT_2019_09
+    return Draft.DRAFT_2020_12
+
+
+def _without_old_forms(root: Json) -> Json:
+    """A schema that names no draft, with what only draft 4 to 7 have in the words of later ones."""
+    root = json.loads(json.dumps(root))
+    todo = [root]
+    while todo:
+        schema = todo.pop()
+        todo += (each for _, each in inner(schema))
+        if not isinstance(schema, dict):
+            continue
+        for bound, exclusive in (
+            ("minimum", "exclusiveMinimum"),
+            ("maximum", "exclusiveMaximum"),
+        ):
+            if isinstance(flag := schema.get(exclusive), bool):
+                del schema[exclusive]
+                if flag and bound in schema:
+                    schema[exclusive] = schema[bound]
+        if isinstance(dependencies := schema.get("dependencies"), dict):
+            for name, needed in dependencies.items():
+                keyword = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
+                if isinstance(there := schema.setdefault(keyword, {}), dict):
+                    there.setdefault(name, needed)
+    return root
+
+
+def _check_draft(root: dict[str, Any], draft: Draft) -> None:
+    """Whether a schema is one of this draft."""
+    try:
+        jsonschema_rs.meta.validate({**root, "$schema": ADDRESSES[draft]})
+    except jsonschema_rs.ValidationError as error:
+        reason = error.message.partition("\n")[0]
+        raise refusal(
+            pointer(list(error.instance_path)), f"{reason:.200}, which the schema language asks for"
+        ) from None
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise refusal("", f"{error!s:.200}") from None
+
+
+def _check_satisfiable(root: Json, draft: Draft) -> None:
+    """Refuse what certainly accepts nothing, by its innermost cause."""
+    if isinstance(root, bool):
+        return
+    schema = {**root, "$schema": ADDRESSES[draft]}
+    try:
+        empty = canonical.find_unsatisfiable(schema, validate_formats=False, offline=True)
+    except (ValueError, jsonschema_rs.ReferencingError):
+        return  # the validator has the same to say, and where
+    if "" not in empty:
+        return
+    place = max(empty, key=lambda each: each.count("/"))
+    causes = [
+        f"#{cause.pointer}: {', '.join(cause.keywords) or 'this schema'}"
+        for cause in _causes(empty[place])
+    ]
+    raise refusal(
+        place,
+        f"nothing satisfies it ({' with '.join(causes) or 'false'}); correct it, or leave it out",
+    )
+
+
+def _causes(reason: object) -> list[canonical.Cause]:
+    found = [getattr(reason, name) for name in getattr(reason, "__match_args__", ())]
+    flat = [each for one in found for each in (one if isinstance(one, list | tuple) else [one])]
+    return [each for each in flat if isinstance(each, canonical.Cause)]
+
+
+def _declared(root: dict[str, Any]) -> re.Match[str] | None:
+    declared = root.get("$schema")
+    return _ADDRESS.fullmatch(declared) if isinstance(declared, str) else None
+
+
+def _validator(root: Json, draft: Draft) -> jsonschema_rs.Validator:
+    schema = root if isinstance(root, bool) else {**root, "$schema": ADDRESSES[draft]}
+    try:
+        return _VALIDATORS[draft](
+            schema, validate_formats=False, offline=True, pattern_options=_PATTERNS
+        )
+    except jsonschema_rs.ValidationError as error:
+        reason = error.message.partition("\n")[0]
+        raise refusal(pointer(list(error.instance_path)), f"{reason:.200}") from None
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise refusal("", f"{error!s:.200}") from None

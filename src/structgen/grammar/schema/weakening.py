@@ -1,0 +1,492 @@
+"""A schema in normal form, made as weak as the masks' backend is, and not weaker.
+
+Holds  what satisfies the schema satisfies the result, in a spelling that JSON writers use. Where
+       the converse does not hold, the keyword is noted with its path.
+Used   by `relaxing`.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+from math import prod
+
+from structgen.grammar.schema import objects, patterns
+from structgen.grammar.schema.algebra import Algebra, disjoint
+from structgen.grammar.schema.bundling import PREFIX, Bundle
+from structgen.grammar.schema.keywords import Json
+from structgen.grammar.schema.numbers import is_bound, is_held, is_step
+from structgen.grammar.schema.reading import pointer
+
+MOST_PAIRS = 1_000  # branches of a oneOf that are compared with each other
+MOST_OTHERS = 8  # branches that are taken out of another
+MOST_WIDTH = 32  # ways through all of them at once
+MOST_DEPENDENT = 6  # properties that others depend on: each doubles what is to be matched
+MOST_PERMUTED = 4  # values of which lists without repeats are written out
+MOST_ITEMS = 1_000  # as a bound, each is a rule of the mask
+MOST_LENGTH = 20_000
+
+FORMATS = frozenset(
+    (
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+        "uri",
+    )
+)
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# In this order: the keys that a schema declares itself come before those of what applies to it.
+_ORDER = ("type", "const", "enum", "properties", "patternProperties", "additionalProperties")
+
+Object = dict[str, Json]
+
+
+class Weakening:
+    """One walk over a bundle."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.notes: dict[str, None] = {}  # in order, as "path: keyword"
+        self._defs = bundle.defs
+        self._algebra = Algebra(bundle.defs, certain=not bundle.dynamic)
+        self._negating = 0
+
+    def schema(self, schema: Json, path: str) -> Json:
+        """Weaken a schema; `path` is its place as a JSON pointer."""
+        if isinstance(schema, bool):
+            return schema
+        return _Node(self, schema, path).weakened()
+
+    def note(self, path: str, keyword: str) -> None:
+        """Note that only the final check enforces a keyword."""
+        self.notes[f"#{path}: {keyword}"] = None
+
+    def complement(self, schema: Json, path: str, keyword: str) -> Json | None:
+        """What does not satisfy a schema, weakened; None if nothing is known of it."""
+        found = self._algebra.complement(schema)
+        return None if found is None else self.negated(found, path, keyword)
+
+    def negated(self, found: Json, path: str, keyword: str) -> Json | None:
+        """Weaken what came of a negation, whose own negations are final."""
+        if self._negating > 1:
+            self.note(path, keyword)
+            return None
+        self._negating += 1
+        before = dict(self.notes)
+        weak = self.schema(found, path)
+        if self.notes != before:
+            self.notes = before
+            self.note(path, keyword)
+        self._negating -= 1
+        return weak
+
+    @property
+    def algebra(self) -> Algebra:
+        """Of the bundle's schemas."""
+        return self._algebra
+
+    @property
+    def defs(self) -> dict[str, Json]:
+        """What references lead to."""
+        return self._defs
+
+
+class _Node:
+    """One schema on its way."""
+
+    def __init__(self, walk: Weakening, schema: Object, path: str) -> None:
+        self._walk, self._schema, self._path = walk, schema, path
+        self._found: Object = {}
+        self._more: list[Json] = []  # schemas that have to be satisfied, too
+        self._types = _types(schema)
+
+    def weakened(self) -> Json:
+        """The schema, weakened."""
+        schema = self._schema
+        for keyword in (*_ORDER, *(key for key in schema if key not in _ORDER)):
+            if keyword in schema:
+                self._keyword(keyword, schema[keyword])
+        more = [each for each in self._more if each not in (True, {})]
+        if False in more:
+            return False
+        if more:
+            self._found["allOf"] = [*self._found.get("allOf", ()), *more]
+        return self._found
+
+    def _keyword(self, keyword: str, value: Json) -> None:
+        match keyword:
+            case "type" | "required" | "$ref":
+                self._found[keyword] = value
+            case "const" | "enum":
+                self._values(keyword, [value] if keyword == "const" else value)
+            case "pattern":
+                self._pattern(value)
+            case "format":
+                if isinstance(value, str) and value in FORMATS:
+                    self._found[keyword] = value
+            case "properties" | "allOf" | "anyOf" | "prefixItems" | "items":
+                self._found[keyword] = self._inside(keyword, value)
+            case "patternProperties" | "additionalProperties" | "propertyNames":
+                self._names(keyword, value)
+            case "oneOf":
+                self._one_of(value)
+            case _ if keyword in _COUNTS:
+                self._count(keyword, int(value))
+            case _ if keyword in _BOUNDS or keyword == "multipleOf":
+                self._keep(keyword, value, is_step(value) if keyword[1] == "u" else is_bound(value))
+            case _:
+                self._whole(keyword, value)
+
+    def _whole(self, keyword: str, value: Json) -> None:
+        """Keywords that a mask does not know."""
+        match keyword:
+            case "not":
+                self._not(value)
+            case "if":
+                self._if(value)
+            case "dependentRequired" | "dependentSchemas":
+                self._dependent(keyword, value)
+            case "minProperties" | "maxProperties":
+                self._counted(keyword)
+            case "contains":
+                self._contains(value)
+            case "uniqueItems":
+                self._unique(value=value)
+            case "unevaluatedProperties" | "unevaluatedItems":
+                self._unevaluated(keyword, value)
+            case "then" | "else" | "minContains" | "maxContains":
+                pass  # with `if` and `contains`
+            case _:
+                self._note(keyword)
+
+    def _note(self, keyword: str) -> None:
+        self._walk.note(self._path, keyword)
+
+    def _keep(self, keyword: str, value: Json, kept: bool) -> None:
+        if kept:
+            self._found[keyword] = value
+        else:
+            self._note(keyword)
+
+    def _inside(self, keyword: str, value: Json) -> Json:
+        place = f"{self._path}/{keyword}"
+        if isinstance(value, list):
+            return [self._walk.schema(each, f"{place}/{n}") for n, each in enumerate(value)]
+        if keyword in {"properties", "patternProperties"}:
+            return {
+                name: self._walk.schema(each, f"{place}{pointer([name])}")
+                for name, each in value.items()
+            }
+        return self._walk.schema(value, place)
+
+    def _add(self, schema: Json) -> None:
+        """Add a schema of our own making."""
+        self._more.append(self._walk.schema(schema, self._path))
+
+    # ------------------------------------------------------------ values
+
+    def _values(self, keyword: str, values: list[Json]) -> None:
+        held = [value for value in values if is_held(value)]
+        if len(held) == len(values):
+            self._found[keyword] = values[0] if keyword == "const" else values
+            return
+        self._note(keyword)
+        types = {_type(value) for value in values if not is_held(value)}
+        self._more.append({"anyOf": [{"enum": held}, *({"type": each} for each in sorted(types))]})
+
+    def _count(self, keyword: str, value: int) -> None:
+        most = MOST_LENGTH if keyword.endswith("Length") else MOST_ITEMS
+        if value <= most:
+            self._found[keyword] = value
+            return
+        self._note(keyword)
+        if keyword.startswith("min"):
+            self._found[keyword] = most
+
+    def _pattern(self, value: str) -> None:
+        found = patterns.translated(value)
+        if found is None or not found.exact:
+            self._note("pattern")
+        if found is not None:
+            self._found["pattern"] = f"^(?:{found.source})$"
+
+    # ------------------------------------------------------------ combinations
+
+    def _one_of(self, branches: list[Json]) -> None:
+        place = f"{self._path}/oneOf"
+        weak = [self._walk.schema(each, f"{place}/{n}") for n, each in enumerate(branches)]
+        if len(branches) * (len(branches) - 1) // 2 > MOST_PAIRS:
+            self._note("oneOf")
+            self._more.append({"anyOf": weak})
+            return
+        algebra = self._walk.algebra
+        around = {key: each for key, each in self._schema.items() if key != "oneOf"}
+        forms = [algebra.of({"allOf": [around, each]}) for each in branches]
+        against: list[list[Json]] = [[] for _ in branches]
+        for left, right in combinations(range(len(branches)), 2):
+            if not disjoint(forms[left], forms[right]):
+                against[left].append(branches[right])
+                against[right].append(branches[left])
+        self._more.append(
+            {
+                "anyOf": [
+                    self._without(each, others) for each, others in zip(weak, against, strict=True)
+                ]
+            }
+        )
+
+    def _without(self, weak: Json, others: list[Json]) -> Json:
+        """A weakened schema, save what satisfies others."""
+        if not others:
+            return weak
+        if len(others) > MOST_OTHERS:
+            self._note("oneOf")
+            return weak
+        found: list[Json] = []
+        width = 1
+        for each in others:
+            left = self._walk.complement(each, self._path, "oneOf")
+            width *= 1 if left is None else _width(left)
+            if left is None or width > MOST_WIDTH:
+                self._note("oneOf")
+                break
+            found.append(left)
+        return {"allOf": [weak, *found]}
+
+    def _not(self, value: Json) -> None:
+        words = self._excluded(value)
+        if words is not None:
+            self._more.append({"pattern": f"^(?:{words})$"})
+            return
+        if self._walk.algebra.is_empty({"allOf": [value, self._beside("not")]}):
+            return
+        found = self._walk.complement(value, self._path, "not")
+        if found is None:
+            self._note("not")
+        else:
+            self._more.append(found)
+
+    def _excluded(self, value: Json) -> str | None:
+        """A pattern for all strings but some, where the schema is of strings."""
+        if self._types != {"string"} or not isinstance(value, dict):
+            return None
+        words = value.get("enum", [value["const"]] if "const" in value else None)
+        if words is None or value.keys() - {"enum", "const", "type"}:
+            return None
+        return patterns.other_than(word for word in words if isinstance(word, str))
+
+    def _if(self, condition: Json) -> None:
+        branches = []
+        then, other = self._schema.get("then", True), self._schema.get("else", True)
+        if then is True and other is True:
+            return
+        place = self._path
+        met = [
+            self._walk.schema(condition, f"{place}/if"),
+            self._walk.schema(then, f"{place}/then"),
+        ]
+        branches.append({"allOf": met})
+        unmet = self._walk.complement(condition, place, "if")
+        if unmet is None:
+            self._note("if")
+        rest = [] if unmet is None else [unmet]
+        branches.append({"allOf": [*rest, self._walk.schema(other, f"{place}/else")]})
+        self._more.append({"anyOf": branches})
+
+    def _beside(self, keyword: str) -> Object:
+        return {key: each for key, each in self._schema.items() if key != keyword}
+
+    # ------------------------------------------------------------ objects
+
+    def _names(self, keyword: str, value: Json) -> None:
+        match keyword:
+            case "patternProperties":
+                self._name_patterns(value)
+            case "additionalProperties":
+                if not self._loose_names():
+                    self._found[keyword] = self._inside(keyword, value)
+            case _:
+                self._property_names(value)
+
+    def _loose_names(self) -> bool:
+        """Whether which keys have a pattern is more than the mask knows."""
+        schema = self._schema
+        found = [patterns.translated(each) for each in schema.get("patternProperties", ())]
+        if all(each is not None and each.exact for each in found):
+            return False
+        closed = schema.get("additionalProperties") is False and len(found) == 1
+        return not (closed and None not in found)
+
+    def _name_patterns(self, value: dict[str, Json]) -> None:
+        if self._loose_names():
+            self._note("patternProperties")
+            return
+        found: Object = {}
+        for name, each in value.items():
+            translated = patterns.translated(name)
+            if translated is not None:
+                if not translated.exact:
+                    self._note("patternProperties")
+                place = f"{self._path}{pointer(['patternProperties', name])}"
+                found[f"^(?:{translated.source})$"] = self._walk.schema(each, place)
+        self._found["patternProperties"] = found
+
+    def _property_names(self, value: Json) -> None:
+        allowed = self._allowed_names(value)
+        properties = self._schema.get("properties", {})
+        other = self._schema.get("additionalProperties", True)
+        # A pattern is for declared names, too, and what others may be is not.
+        mixed = "patternProperties" in self._schema or (properties and other not in (True, {}))
+        if allowed is None or mixed:
+            self._note("propertyNames")
+            return
+        place = f"{self._path}/additionalProperties"
+        self._found["patternProperties"] = {allowed: self._walk.schema(other, place)}
+        self._found["additionalProperties"] = False
+        for name in properties:
+            if self._walk.algebra.is_empty({"allOf": [value, {"const": name}]}):
+                self._found["properties"][name] = False
+
+    def _allowed_names(self, value: Json) -> str | None:
+        """A pattern for the names that a schema allows; noted if it allows others, too."""
+        if not isinstance(value, dict):
+            return None
+        rest = value.keys() - {"type", "format"}
+        if rest == {"pattern"}:
+            found = patterns.translated(value["pattern"])
+            return f"^(?:{found.source})$" if found is not None and found.exact else None
+        if rest in ({"enum"}, {"const"}):
+            words = value.get("enum", [value.get("const")])
+            names = [word for word in words if isinstance(word, str)]
+            return f"^(?:{patterns.one_of(names)})$" if names else None
+        if rest and rest <= {"minLength", "maxLength"}:
+            most = value.get("maxLength")
+            length = patterns.of_length(int(value.get("minLength", 0)), most and int(most))
+            return f"^(?:{length})$"
+        return None
+
+    def _dependent(self, keyword: str, value: dict[str, Json]) -> None:
+        only = self._types == {"object"}
+        for count, (name, needed) in enumerate(value.items()):
+            if needed in ([], True):
+                continue
+            if count >= MOST_DEPENDENT:
+                self._note(keyword)
+                return
+            self._add(objects.dependent(name, needed, only_objects=only))
+
+    def _counted(self, keyword: str) -> None:
+        first = "minProperties" if "minProperties" in self._schema else "maxProperties"
+        if keyword != first:
+            return
+        schema = self._schema
+        properties = {n for n, each in schema.get("properties", {}).items() if each is not False}
+        applied = {"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"} & schema.keys()
+        keywords = [k for k in ("minProperties", "maxProperties") if k in schema]
+        if properties <= set(schema.get("required", ())) and not applied:
+            self._found |= {each: int(schema[each]) for each in keywords}
+            return
+        found = None if applied else objects.counted(schema, only_objects=self._types == {"object"})
+        if found is None:
+            for each in keywords:
+                self._note(each)
+        else:
+            # Bounds are right where they stand here: all that there may be is listed beside them.
+            self._more.append(found)
+
+    # ------------------------------------------------------------ arrays
+
+    def _contains(self, value: Json) -> None:
+        least = int(self._schema.get("minContains", 1))
+        most = self._schema.get("maxContains")
+        if value is True and most is None:
+            self._more.append({"minItems": least})
+            return
+        if least or most is not None:
+            self._note("contains")
+            self._more.append({"minItems": least})
+
+    def _unique(self, *, value: bool) -> None:
+        schema = self._schema
+        most = schema.get("maxItems", MOST_ITEMS)
+        if not value or most <= 1:
+            return
+        values = _values_of(schema.get("items"))
+        if values is None or "prefixItems" in schema:
+            self._note("uniqueItems")
+            return
+        most = min(int(most), len(values))
+        if len(values) > MOST_PERMUTED or self._types != {"array"}:
+            self._note("uniqueItems")
+            self._more.append({"maxItems": most})
+            return
+        lists = [
+            list(each)
+            for size in range(int(schema.get("minItems", 0)), most + 1)
+            for each in permutations(values, size)
+        ]
+        self._more.append({"enum": lists} if lists else False)
+
+    def _unevaluated(self, keyword: str, value: Json) -> None:
+        if value is True:
+            return
+        found = objects.Evaluated(self._walk.defs, PREFIX)
+        found.add({key: each for key, each in self._schema.items() if key != keyword})
+        if not found.exact:
+            self._note(keyword)
+        if keyword == "unevaluatedItems":
+            if not found.all_items:
+                self._add({"prefixItems": [True] * found.items, "items": value})
+            return
+        if not found.all_names:
+            self._add(
+                {
+                    "properties": dict.fromkeys(found.names, True),
+                    "patternProperties": dict.fromkeys(found.patterns, True),
+                    "additionalProperties": value,
+                }
+            )
+
+
+def _types(schema: Object) -> set[str] | None:
+    """The types that a schema names, if it does."""
+    types = schema.get("type")
+    return None if types is None else {types} if isinstance(types, str) else set(types)
+
+
+def _width(schema: Json) -> int:
+    """In how many ways a weakened schema can be satisfied, as it is written."""
+    if not isinstance(schema, dict):
+        return 1
+    ways = prod(_width(each) for each in schema.get("allOf", ()))
+    return ways * max(1, sum(_width(each) for each in schema.get("anyOf", ())))
+
+
+def _type(value: object) -> str:
+    """The type of a JSON value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _values_of(schema: Json) -> list[Json] | None:
+    """All values that satisfy a schema, if it lists them."""
+    if not isinstance(schema, dict):
+        return None
+    if schema.get("type") == "boolean":
+        return [False, True]
+    if schema.keys() <= {"enum", "type"} and "enum" in schema:
+        types = _types(schema)
+        if types is None or (
+            types == {"string"} and all(isinstance(v, str) for v in schema["enum"])
+        ):
+            return list({str(type(v)) + str(v): v for v in schema["enum"]}.values())
+    return None
