@@ -6,8 +6,8 @@ A `Chat` is made from a model's own template (`models/template.py`) or from a ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, Self, get_args
 
 import msgspec
 
@@ -69,6 +69,14 @@ class Chat(Protocol):
         """The markup with which the template closes the last of these turns."""
         ...
 
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Chat:
+        """This chat with tools described where the template has a place for them; else itself.
+
+        Each is `{"type": "function", "function": {"name": ..., "description": ...,
+        "parameters": a JSON Schema}}`. Raises `TemplateError` for tools that spell control tokens.
+        """
+        ...
+
 
 class MarkerChat:
     """A chat whose markup is the same for each role: `{open}{content}{close}`."""
@@ -94,6 +102,11 @@ class MarkerChat:
     def closing(self, turns: Sequence[Turn]) -> str:
         """The closing marker."""
         return self._closing if turns else ""
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
+        """Markers have no place for tools."""
+        del tools
+        return self
 
 
 CHATML = MarkerChat("<|im_start|>{role}\n", "<|im_end|>\n")

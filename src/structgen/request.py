@@ -238,6 +238,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
               without one, whether it ended by itself or by a stop
     forced    tokens of the output that its constraint left no choice about, and that were taken
               without being drawn (jump-forward)
+    captures  (name, text) of each capture of the constraint's term, in the order of the text; none
+              of an output that is not complete
     enforced  what held the output to its constraint: "xgrammar" or "llguidance", which make the
               masks, with ", final check" where the whole text was looked at, too; "" without one
     waited    seconds between its submission and the step that first computed something of it
@@ -247,6 +249,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     matched: str | int | None = None
     complete: bool = True
     forced: int = 0
+    captures: tuple[tuple[str, str], ...] = ()
     enforced: str = ""
     usage: Usage = Usage()
     waited: float = 0.0

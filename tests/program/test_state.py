@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -333,6 +333,10 @@ class ForgetfulChat:
 
     def closing(self, turns: Sequence[Turn]) -> str:
         return "<|im_end|>\n" if turns else ""
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ForgetfulChat:
+        del tools
+        return self
 
 
 class TestASeedOfTheProgram:

@@ -12,6 +12,7 @@ Templates come with checkpoints from anywhere, so they run in Jinja's immutable 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.parser
 import jinja2.sandbox
 from jinja2 import nodes
@@ -82,6 +84,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 class Template:
     """A compiled chat template.
 
+    takes_tools whether it looks at the tools that it may be given
     literals    all text in the template's source that it could write or look for
     constants   those of them that stand in expressions
     """
@@ -100,11 +103,18 @@ class Template:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"{name}, line {error.lineno}: {error.message}") from None
         self.name = name
-        self._variables = dict(variables or {})
+        self.variables = dict(variables or {})
         self.constants = frozenset(
             node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
         )
         self.literals = self.constants | {node.data for node in tree.find_all(nodes.TemplateData)}
+        self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(tree)
+
+    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> Template:
+        """The same template, which sees these tools."""
+        other = copy.copy(self)
+        other.variables = {**self.variables, "tools": list(tools)}
+        return other
 
     def render(
         self, roles: Sequence[str], contents: Sequence[str], *, add_generation_prompt: bool = False
@@ -116,7 +126,7 @@ class Template:
         ]
         try:
             return self._compiled.render(
-                {"tools": None, "documents": None, **self._variables},
+                {"tools": None, "documents": None, **self.variables},
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
             )
@@ -173,6 +183,20 @@ class TemplateChat:
                 f"{self.template.name} leaves out the content of a turn of role {turns[-1].role!r}"
             )
         return after if before or after else ""
+
+    def with_tools(self, tools: Sequence[Mapping[str, object]]) -> TemplateChat:
+        """See `Chat.with_tools`."""
+        if not self.template.takes_tools:
+            return self
+        if (found := self._control.search(_json(list(tools)))) is not None:
+            # They become markup, in which control tokens are recognised.
+            raise TemplateError(
+                f"the tools spell the control token {found[0]!r}; take it out of their names, "
+                "descriptions and defaults"
+            )
+        other = copy.copy(self)
+        other.template = self.template.with_tools(tools)
+        return other
 
     def _renderer(self, turns: Sequence[Turn], contents: Sequence[str]) -> Render:
         """Contents of the turns that are not open to text, up to where an open turn begins."""

@@ -117,7 +117,7 @@ class Branches:
             self._make()
         assert self._start is not None
         assert self._scope is not None
-        prefix = lay_out(self._start.said(), self._parent.run.chat).parts
+        prefix = lay_out(self._start.said(), self._parent.chat).parts
         if prefix:
             await self._scope.open(prefix)
         self._open = True

@@ -70,6 +70,7 @@ class Cursor:
         "_sent",
         "branch",
         "busy",
+        "chat",
         "number",
         "options",
         "pending",
@@ -82,6 +83,7 @@ class Cursor:
     def __init__(self, run: Run, options: Mapping[str, Any]) -> None:
         """The cursor of a program's first state; `fork` makes the others."""
         self.run = run
+        self.chat = run.chat  # with the tools that were given to it here
         self.options = self._base = options
         self._layers: list[tuple[object, Mapping[str, Any]]] = []  # blocks of `using`
         self.transcript = Transcript()
@@ -240,7 +242,7 @@ class Cursor:
         inside = self.role
         for atom in parts:
             if isinstance(atom, OpenRole):
-                if self.run.chat is None:
+                if self.chat is None:
                     raise TemplateError(NO_CHAT)
                 if inside is not None:
                     raise RoleError(
@@ -317,7 +319,7 @@ class Cursor:
 
     def prompt_of(self, transcript: Transcript, action: str) -> Layout:
         """The same for another transcript."""
-        layout = lay_out(transcript.said(), self.run.chat)
+        layout = lay_out(transcript.said(), self.chat)
         if not layout.parts:
             raise PromptError(
                 f"there is nothing to continue: append some text to the state before {action}, "
@@ -352,6 +354,17 @@ class Cursor:
         """Append what a model wrote."""
         self.transcript.write(parts)
         self._sent = (*self._sent, *parts)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Take back all that was said in the block if it is left by an error."""
+        transcript, chat, sent = self.transcript, self.chat, self._sent
+        self.transcript = transcript.fork()
+        try:
+            yield
+        except BaseException:
+            self.transcript, self.chat, self._sent = transcript, chat, sent
+            raise
 
     def write(self, name: str | None, value: Value, meta: Meta | None = None) -> None:
         """Set a variable, if it has a name."""
@@ -395,6 +408,7 @@ class Cursor:
 
     def _child(self, index: int, scope: ForkScope) -> Cursor:
         child = Cursor(self.run, self.options)
+        child.chat = self.chat
         child.transcript = self.transcript.fork()
         child.variables = self.variables.copy()
         child.branch = (*self.branch, index)

@@ -97,6 +97,7 @@ class Gen(Expression, frozen=True, kw_only=True):
     reasoning  family of models whose reasoning is split off, None for none
     timeout    seconds that the caller waits at most
     retries    more attempts after an output that is whole and yet wrong
+    verb       what the call is named in messages
     """
 
     name: str | None
@@ -107,9 +108,10 @@ class Gen(Expression, frozen=True, kw_only=True):
     reasoning: str | None = None
     timeout: float | None = None
     retries: int = 0
+    verb: str = "gen"
 
     def __str__(self) -> str:
-        return f"gen({self.name!r})" if self.name else "gen()"
+        return f"{self.verb}({self.name!r})" if self.name else f"{self.verb}()"
 
 
 class Select(Expression, frozen=True, kw_only=True):

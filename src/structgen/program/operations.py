@@ -13,9 +13,11 @@ from typing import TypeVar
 import anyio
 
 from structgen.errors import DeadlineError, UnsupportedError
+from structgen.output.tools import Called
 from structgen.program.calls.generating import generated
 from structgen.program.calls.reporting import reported
 from structgen.program.calls.selecting import selected
+from structgen.program.calls.tools import Calling, called
 from structgen.program.cursor import Cursor
 from structgen.program.expression import Gen, Select
 from structgen.program.variables import Value
@@ -54,6 +56,12 @@ async def generate(cursor: Cursor, call: Gen) -> Value:
 async def select(cursor: Cursor, call: Select) -> str:
     """Choose here."""
     return await operate(cursor, str(call), lambda: selected(cursor, call), call=call)
+
+
+async def call(cursor: Cursor, calling: Calling) -> Called:
+    """Have the model call tools here."""
+    gen = calling.gen
+    return await operate(cursor, str(gen), lambda: called(cursor, calling), call=gen)
 
 
 async def settle(cursor: Cursor, *, ahead: bool = True) -> None:

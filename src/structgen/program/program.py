@@ -349,7 +349,7 @@ class Program(Generic[P, R]):
                 await run.end()
             finally:
                 run.tell_end(error)
-        return Result(value, run.usage, cursor.transcript, cursor.variables.detached(), run.chat)
+        return Result(value, run.usage, cursor.transcript, cursor.variables.detached(), cursor.chat)
 
     async def _timed(
         self, run: Run, cursor: Cursor, args: tuple[Any, ...], kwargs: Mapping[str, Any]

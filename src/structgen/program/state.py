@@ -10,12 +10,16 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
+import msgspec
+
 from structgen.chat import Message, Role
 from structgen.errors import ConcurrentUseError, OptionError, RoleError
-from structgen.options import GenOptions, frozen, merged, request_from
+from structgen.options import GenOptions, constraining, frozen, merged, request_from
 from structgen.output.choices import Method
+from structgen.output.tools import Called, ToolFunction, toolbox
 from structgen.program import expression, operations
 from structgen.program.branches import Branches
+from structgen.program.calls.tools import Calling, OnError, checked_role
 from structgen.program.cursor import Cursor
 from structgen.program.expression import (
     CallOptions,
@@ -31,6 +35,7 @@ from structgen.program.expression import (
 from structgen.program.pieces import Pieces
 from structgen.program.variables import Meta, Value
 from structgen.request import Prompt, Usage, prompt_text
+from structgen.sampling import check_flag
 from structgen.transcript.layout import lay_out, messages_in
 
 if TYPE_CHECKING:
@@ -90,7 +95,7 @@ class State:
         """The prompt as it would be sent now."""
         cursor = self._cursor
         cursor.require_settled("the text")
-        return lay_out(cursor.transcript.said(), cursor.run.chat).parts
+        return lay_out(cursor.transcript.said(), cursor.chat).parts
 
     def messages(self) -> list[Message]:
         """What was said in roles, as messages; text outside of roles is in none of them."""
@@ -304,6 +309,50 @@ class State:
         used, `UnsupportedError` on a backend that cannot score, and what `gen` raises.
         """
         return await operations.select(self._cursor, expression.select(name, choices, **options))
+
+    async def call(
+        self,
+        tools: Sequence[ToolFunction],
+        name: str | None = None,
+        *,
+        choice: str = "required",
+        parallel: bool = False,
+        on_error: OnError = "tell",
+        role: Role = "tool",
+        **options: Unpack[CallOptions],
+    ) -> Called:
+        """Have the model call one of some async functions, run it, and append call and result.
+
+        The model's turn is JSON that nothing but a call of one of the tools can be, its arguments
+        of the types that the function's annotations name; the result is a turn of the role `tool`.
+        Write it outside of roles. The value, and the variable, is a sequence of results.
+
+        tools      async functions, every parameter annotated; the docstring tells what it does.
+                   They are described to the model where its template has a place for tools; where
+                   it has none, describe them in the prompt (`describe_tools`)
+        name       of the variable to set, if any
+        choice     "required": the model calls a tool; "auto": it may answer in text instead, and
+                   then there are no results; or the name of the tool that it must call
+        parallel   several calls at once: they run concurrently, and when one ends the call by an
+                   error the others are cancelled
+        on_error   "tell": what a tool raises is told to the model in place of a result; "raise"
+        role       of the results' turns: "tool", or "user" for templates that have no such role
+        options    see `CallOptions`; `timeout` binds the model and the tools together
+
+        Raises `OptionError` for what cannot be a tool, `RoleError` inside a role, `TemplateError`
+        where the template has no such turns, and what `gen` raises. The state is then as it was.
+        """
+        check_flag("parallel", parallel)
+        checked_role(role, on_error)
+        box = toolbox(tools, choice, parallel=parallel)
+        gen = expression.call_of(name, str, None, 0, None, None, options)
+        assert isinstance(gen, Gen), "no choices were given"
+        if (other := constraining(gen.options)) is not None:
+            raise OptionError(other, "the output of call() is a call of a tool; drop it")
+        if gen.reasoning is not None:
+            raise OptionError("reasoning", "the output of call() is a call of a tool; drop it")
+        gen = msgspec.structs.replace(gen, form=box.form, verb="call")
+        return await operations.call(self._cursor, Calling(gen, box, role, on_error))
 
     def stream(
         self, name: str | None = None, /, **options: Unpack[CallOptions]

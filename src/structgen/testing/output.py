@@ -91,7 +91,10 @@ class Output:
         if mismatch is None and (fault := verdict.fault(constraint, text)) is not None:
             message = f"the output does not keep its constraint: {fault}"
             self._error = InvalidOutputError(message, text)
-        self.finish = msgspec.structs.replace(self.finish, complete=mismatch is None)
+        captures = verdict.captures(constraint, text)
+        self.finish = msgspec.structs.replace(
+            self.finish, complete=mismatch is None, captures=captures
+        )
 
     def _script(self, reply: str) -> Iterator[int]:
         """The tokens that a model that follows the script samples, without end if it must."""

@@ -12,9 +12,10 @@ import re
 from structgen.errors import ConstraintError, UnsupportedError
 from structgen.grammar.automaton import automaton_of
 from structgen.grammar.schema import relaxed
-from structgen.request import Choice, Constraint, JsonSchema, Regex, Request
+from structgen.request import Choice, Constraint, JsonSchema, Regex, Request, Structure
+from structgen.testing import forms
 
-CHECKED = frozenset({"regex", "choice", "json_schema"})
+CHECKED = frozenset({"regex", "choice", "json_schema", "structure"})
 
 
 def require_checkable(request: Request) -> None:
@@ -29,6 +30,8 @@ def require_checkable(request: Request) -> None:
                 raise ConstraintError(f"regex {pattern!r}: {error}") from None
         case JsonSchema(schema, separators):
             relaxed(schema, separators)
+        case Structure(term):
+            forms.require_checkable(term)
         case Choice():
             pass
         case other:
@@ -48,6 +51,9 @@ def mismatch(constraint: Constraint, text: str) -> str | None:
             return None if text in options else f"is none of the choices {options}"
         case JsonSchema():
             return None if _is_json(text) else "is no JSON"
+        case Structure(term):
+            found = forms.match_of(term, text)
+            return None if found is not None else f"has not the form of {term!r:.200}"
         case other:
             raise AssertionError(other)
 
@@ -56,7 +62,16 @@ def fault(constraint: Constraint, text: str) -> str | None:
     """What a final check finds wrong with a text that a mask would let through."""
     if isinstance(constraint, JsonSchema):
         return relaxed(constraint.schema, constraint.separators).judge.fault(text)
+    if isinstance(constraint, Structure):
+        found = forms.match_of(constraint.term, text)
+        return None if found is None else forms.fault_of(found)
     return None
+
+
+def captures(constraint: Constraint, text: str) -> tuple[tuple[str, str], ...]:
+    """What the text captures by name, in order; nothing where it has not the form."""
+    found = forms.match_of(constraint.term, text) if isinstance(constraint, Structure) else None
+    return () if found is None else found.captures
 
 
 def _is_json(text: str) -> bool:

@@ -39,7 +39,7 @@ class Answer(msgspec.Struct, frozen=True):
 async def generated(cursor: Cursor, call: Gen) -> Value:
     """Generate, append, set the variables: the text, the value of its type, or n of them."""
     question = cursor.ask(call)
-    answers = await _answers(cursor, call, question)
+    answers = await answers_to(cursor, call, question)
     values = [answer.value for answer in answers]
     picked = _picked(call, values)
     completions = tuple(answer.live.completion() for answer in answers)
@@ -96,7 +96,7 @@ async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 # ---------------------------------------------------------------- attempts
 
 
-async def _answers(cursor: Cursor, call: Gen, question: Question) -> list[Answer]:
+async def answers_to(cursor: Cursor, call: Gen, question: Question) -> list[Answer]:
     """The answers to a question, all sent before one is read: they share a prefill."""
     async with AsyncExitStack() as stack:
         live = [

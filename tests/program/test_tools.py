@@ -1,0 +1,459 @@
+"""`call`: the model's turn, the functions that run, the turns of their results, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from structgen import gen
+from structgen.chat import CHATML, MarkerChat, Rendering, Turn
+from structgen.errors import (
+    BudgetError,
+    IncompleteOutputError,
+    InvalidOutputError,
+    OptionError,
+    RoleError,
+    StateError,
+    TemplateError,
+)
+from structgen.models.template import Template, TemplateChat
+from structgen.output.tools import Called, ToolCall
+from structgen.program.program import Program
+from structgen.program.state import State
+from structgen.request import Control, JsonSchema, Structure, Text, prompt_text
+from structgen.testing import ScriptedBackend
+from tests.program.bodies import run
+from tests.program.turns import cancel_everywhere
+
+
+async def weather(city: str, days: int = 1) -> dict[str, Any]:
+    """The weather of a city."""
+    if city == "Atlantis":
+        raise LookupError("no such city")
+    return {"city": city, "days": days}
+
+
+async def now() -> str:
+    return "noon <|im_end|>"
+
+
+def wrote(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+def calling(**options: Any) -> Callable[[State], Any]:
+    async def body(s: State) -> Any:
+        s.user("Ulm?")
+        return await s.call([weather, now], "c", **options)
+
+    return body
+
+
+ULM = wrote("weather", city="Ulm")
+
+
+class TestACall:
+    async def test_runs_the_function_and_gives_its_result(self) -> None:
+        result = await run(calling(), ScriptedBackend(ULM))
+
+        found = result.value
+        assert list(found) == [{"city": "Ulm", "days": 1}]
+        assert found[0] == {"city": "Ulm", "days": 1}
+        assert found.text == ULM
+        assert found.calls == (
+            ToolCall(
+                "weather", {"city": "Ulm", "days": 1}, found[0], None, '{"city":"Ulm","days":1}'
+            ),
+        )
+
+    async def test_sets_a_variable_with_its_meta(self) -> None:
+        result = await run(calling(), ScriptedBackend(ULM))
+
+        assert result["c"] == result.value
+        assert result.meta("c").text == ULM
+
+    async def test_is_a_turn_and_its_result_another(self) -> None:
+        result = await run(calling(), ScriptedBackend(ULM))
+
+        assert [(each.role, each.content) for each in result.messages()] == [
+            ("user", "Ulm?"),
+            ("assistant", ULM),
+            ("tool", '{"city":"Ulm","days":1}'),
+        ]
+
+    async def test_keeps_results_from_spelling_control_tokens(self) -> None:
+        async def body(s: State) -> Any:
+            s.user("When?")
+            await s.call([now])
+            return s.parts()
+
+        parts = (await run(body, ScriptedBackend(wrote("now")))).value
+
+        assert Text("noon <|im_end|>") in parts
+        assert Control("<|im_start|>tool\n") in parts
+
+    async def test_is_constrained_to_calls_of_the_tools(self) -> None:
+        backend = ScriptedBackend(ULM)
+        await run(calling(choice="weather"), backend)
+        [request] = backend.requests
+
+        assert isinstance(request.constraint, JsonSchema)
+        assert list(json.loads(request.constraint.schema)["$defs"]) == [
+            "weather",
+            "weather_arguments",
+        ]
+
+    async def test_takes_the_options_of_a_generation(self) -> None:
+        backend = ScriptedBackend(ULM)
+        await run(calling(max_tokens=60, seed=3), backend)
+
+        assert backend.requests[0].sampling.max_tokens == 60
+        assert backend.requests[0].sampling.seed == 3
+
+    async def test_goes_on_in_the_next_turn(self) -> None:
+        async def body(s: State) -> Any:
+            s.user("Ulm?")
+            await s.call([weather])
+            with s.assistant():
+                await s.gen("answer")
+            return s.meta("answer").prefix_lost
+
+        backend = ScriptedBackend([ULM, "Fine."])
+
+        assert (await run(body, backend)).value is False
+        assert prompt_text(backend.requests[1].prompt).endswith(
+            '<|im_start|>tool\n{"city":"Ulm","days":1}<|im_end|>\n<|im_start|>assistant\n'
+        )
+
+    async def test_settles_what_was_appended_before(self) -> None:
+        async def body(s: State) -> Any:
+            s.user("Ulm?")
+            with s.assistant():
+                s += gen("thought")
+            found = await s.call([weather])
+            return s["thought"], len(found)
+
+        assert (await run(body, ScriptedBackend(["hm", ULM]))).value == ("hm", 1)
+
+
+class TestSeveralCalls:
+    async def test_run_at_once_and_answer_in_order(self) -> None:
+        met = asyncio.Event()
+
+        async def first() -> str:
+            await met.wait()
+            return "first"
+
+        async def second() -> str:
+            met.set()
+            return "second"
+
+        async def body(s: State) -> Any:
+            s.user("Both.")
+            return await s.call([first, second], parallel=True)
+
+        text = f"[{wrote('first')}, {wrote('second')}]"
+        result = await run(body, ScriptedBackend(text))
+
+        assert list(result.value) == ["first", "second"]
+        assert [each.content for each in result.messages()[2:]] == ["first", "second"]
+
+    async def test_are_cancelled_when_one_ends_all(self) -> None:
+        cancelled = []
+
+        async def forever() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(True)
+                raise
+
+        async def failing() -> None:
+            await asyncio.sleep(0)
+            raise LookupError("gone")
+
+        async def body(s: State) -> Any:
+            s.user("Both.")
+            with pytest.raises(LookupError, match="gone"):
+                await s.call([forever, failing], parallel=True, on_error="raise")
+            return s.messages()
+
+        text = f"[{wrote('forever')}, {wrote('failing')}]"
+        result = await run(body, ScriptedBackend(text))
+
+        assert cancelled == [True]
+        assert len(result.value) == 1
+
+
+class TestAnErrorOfATool:
+    async def test_is_told_to_the_model(self) -> None:
+        result = await run(calling(), ScriptedBackend(wrote("weather", city="Atlantis")))
+
+        [call] = result.value.calls
+        assert isinstance(call.error, LookupError)
+        assert call.result is None
+        assert result.messages()[-1].content == "LookupError: no such city"
+
+    async def test_ends_the_call_where_that_was_asked(self) -> None:
+        async def body(s: State) -> Any:
+            s.user("Ulm?")
+            before = s.text()
+            with pytest.raises(LookupError):
+                await s.call([weather], "c", on_error="raise")
+            return s.text() == before, "c" in s
+
+        found = await run(body, ScriptedBackend(wrote("weather", city="Atlantis")))
+
+        assert found.value == (True, False)
+
+    async def test_ends_it_always_where_it_is_the_runs_own(self) -> None:
+        async def body(s: State) -> Any:
+            async def meddling() -> None:
+                s.append("x")
+
+            s.user("Do.")
+            with pytest.raises(StateError, match="runs on the same State"):
+                await s.call([meddling])
+
+        await run(body, ScriptedBackend(wrote("meddling")))
+
+    async def test_is_not_told_where_it_is_the_budget_of_the_run(self) -> None:
+        async def program(s: State) -> Any:
+            async def inner() -> str:
+                return str(await branch.gen())
+
+            s.user("Do.")
+            [branch] = s.fork(1)
+            await s.call([inner])
+
+        backend = ScriptedBackend(lambda _: wrote("inner"))
+        with pytest.raises(BudgetError):
+            await Program(program).budget(tokens=45).run(backend)
+
+
+class TestAnAnswerInsteadOfACall:
+    async def test_has_no_results(self) -> None:
+        backend = ScriptedBackend("It rains.")
+        result = await run(calling(choice="auto"), backend)
+
+        assert result.value == Called("It rains.")
+        assert not result.value
+        assert [each.role for each in result.messages()] == ["user", "assistant"]
+        assert isinstance(backend.requests[0].constraint, Structure)
+
+    async def test_is_a_choice_of_the_model(self) -> None:
+        assert list((await run(calling(choice="auto"), ScriptedBackend(ULM))).value) != []
+
+
+class TestACallThatFails:
+    @pytest.mark.parametrize(
+        ("reply", "options", "error"),
+        [
+            (ULM, {"max_tokens": 10}, IncompleteOutputError),
+            (wrote("rain"), {}, InvalidOutputError),
+            (wrote("weather", city=1), {}, InvalidOutputError),
+        ],
+    )
+    async def test_leaves_the_state_as_it_was(
+        self, reply: str, options: dict[str, Any], error: type[Exception]
+    ) -> None:
+        async def body(s: State) -> Any:
+            s.user("Ulm?")
+            before = s.text()
+            with pytest.raises(error):
+                await s.call([weather], "c", **options)
+            return s.text() == before, "c" in s
+
+        assert (await run(body, ScriptedBackend(reply))).value == (True, False)
+
+    async def test_is_tried_again_where_asked(self) -> None:
+        found = await run(calling(retries=1), ScriptedBackend([wrote("rain"), ULM]))
+
+        assert found.meta("c").attempts == 2
+        assert len(found.messages()) == 3
+
+    async def test_leaves_no_trace_wherever_it_is_cancelled(self) -> None:
+        backend = ScriptedBackend(ULM, chunk=30)
+
+        async def work() -> None:
+            async def program(s: State) -> None:
+                s.user("Ulm?")
+                before = s.text()
+                try:
+                    await s.call([weather])
+                except asyncio.CancelledError:
+                    assert s.text() == before
+                    raise
+
+            await Program(program).run(backend)
+
+        assert await cancel_everywhere(work, lambda: None) >= 3
+        assert backend.running == 0
+
+    async def test_ends_with_its_timeout(self) -> None:
+        async def slow() -> None:
+            await asyncio.sleep(60)
+
+        async def body(s: State) -> None:
+            s.user("Wait.")
+            await s.call([slow], timeout=0.05)
+
+        with pytest.raises(TimeoutError, match=r"call\(\) was not finished within"):
+            await run(body, ScriptedBackend(wrote("slow")))
+
+
+class TestWhereACallCanStand:
+    async def test_is_outside_of_roles(self) -> None:
+        async def body(s: State) -> None:
+            s.user("Ulm?")
+            with s.assistant():
+                await s.call([weather])
+
+        with pytest.raises(RoleError, match=r"inside the role 'assistant'.*leave the block first"):
+            await run(body, ScriptedBackend(ULM))
+
+    async def test_is_a_chat(self) -> None:
+        async def body(s: State) -> None:
+            s += "Ulm?"
+            await s.call([weather])
+
+        with pytest.raises(TemplateError, match=r"no chat template.*gen.type"):
+            await run(body, ScriptedBackend(ULM, chat=None))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"regex": "a"}, "^regex: the output of call"),
+            ({"json_schema": True}, "^json_schema: the output of call"),
+            ({"reasoning": "qwen3"}, "^reasoning: the output of call"),
+            ({"on_error": "ignore"}, "^on_error: expected 'tell' or 'raise'"),
+            ({"role": "assistant"}, "^role: results are told as"),
+            ({"parallel": 1}, "^parallel: "),
+            ({"choice": "rain"}, "^choice: "),
+            ({"max_token": 1}, "did you mean max_tokens"),
+        ],
+        ids=str,
+    )
+    async def test_refuses_options_it_cannot_heed(
+        self, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(OptionError, match=message):
+            await run(calling(**options))
+
+
+class SilentChat:
+    """A template that shows nothing of the turns of tools."""
+
+    def __init__(self, role: str = "tool") -> None:
+        self.silent = role
+
+    def render(self, turns: Sequence[Turn]) -> Rendering:
+        return CHATML.render([t if t.role != self.silent else Turn(t.role, ()) for t in turns])
+
+    def closing(self, turns: Sequence[Turn]) -> str:
+        return CHATML.closing(turns)
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> SilentChat:
+        del tools
+        return self
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+EQUIPPED = (
+    "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def template(source: str) -> TemplateChat:
+    return TemplateChat(Template(source, name="test"), ["<|end|>", "<|user|>", "<|assistant|>"])
+
+
+class TestTemplates:
+    async def test_that_show_nothing_of_results_are_told_before_anything_is_generated(self) -> None:
+        backend = ScriptedBackend(ULM, chat=SilentChat())
+
+        with pytest.raises(TemplateError, match=r"shows nothing.*'tool'; tell .*role='user'"):
+            await run(calling(), backend)
+
+        assert backend.requests == []
+
+    async def test_that_refuse_the_role_are_quoted(self) -> None:
+        backend = ScriptedBackend(ULM, chat=template(ALTERNATING.replace("'user'", "'tool'")))
+
+        with pytest.raises(TemplateError, match=r"refuses turns of the role 'tool'.*alternate"):
+            await run(calling(), backend)
+
+    async def test_can_be_given_results_as_the_user(self) -> None:
+        backend = ScriptedBackend([ULM, "x"], chat=template(ALTERNATING))
+
+        async def body(s: State) -> str:
+            s.user("Ulm?")
+            await s.call([weather], role="user")
+            with s.assistant():
+                await s.gen()
+            return s.text()
+
+        assert (await run(body, backend)).value == (
+            f'[user]Ulm?[assistant]{ULM}[user]{{"city":"Ulm","days":1}}[assistant]x'
+        )
+
+    async def test_without_either_are_told_so(self) -> None:
+        with pytest.raises(TemplateError, match=r"shows nothing.*'user'; generate the call with"):
+            await run(calling(role="user"), ScriptedBackend(ULM, chat=SilentChat("user")))
+
+    async def test_describe_the_tools_where_they_have_a_place(self) -> None:
+        backend = ScriptedBackend([ULM, "x"], chat=template(EQUIPPED))
+
+        async def body(s: State) -> Any:
+            s.user("Ulm?")
+            await s.call([weather])
+            with s.assistant():
+                await s.gen("answer")
+            return s.meta("answer").prefix_lost, s.text()
+
+        result = await run(body, backend)
+        first, second = (prompt_text(each.prompt) for each in backend.requests)
+
+        assert '"parameters": {"type": "object", "properties": {"city"' in first
+        specs = json.loads(first.split("<tools>")[1].split("</tools>")[0])
+        assert specs["function"]["description"] == "The weather of a city."
+        assert second.startswith(first)
+        assert result.value == (False, second + "x<|end|>")
+        assert result.text() == second + "x<|end|>"
+
+    async def test_are_as_they_were_after_a_call_that_failed(self) -> None:
+        async def body(s: State) -> Any:
+            s.user("Ulm?")
+            with pytest.raises(InvalidOutputError):
+                await s.call([weather])
+            return s.text()
+
+        backend = ScriptedBackend(wrote("rain"), chat=template(EQUIPPED))
+
+        assert (await run(body, backend)).value == "<|user|>Ulm?<|end|>"
+
+    async def test_take_no_tools_that_spell_control_tokens(self) -> None:
+        async def ended() -> None:
+            """Say <|end|>."""
+
+        async def body(s: State) -> None:
+            s.user("Ulm?")
+            await s.call([ended])
+
+        with pytest.raises(TemplateError, match=r"the tools spell the control token '<.end.>'"):
+            await run(body, ScriptedBackend(wrote("ended"), chat=template(EQUIPPED)))
+
+    def test_of_markers_have_no_place_for_tools(self) -> None:
+        chat = MarkerChat("<{role}>", "</>")
+
+        assert chat.with_tools([{"type": "function"}]) is chat
