@@ -22,6 +22,7 @@ from structgen.output.choices import Method, check_method, checked_choices
 from structgen.output.reasoning import check_family
 from structgen.output.types import Form, form_of
 from structgen.sampling import check_flag, check_range, check_whole
+from structgen.terms import Term
 
 _WIDE = 64  # parts of a sum before it becomes a part itself
 _OF_GEN = ("by", "choices", "n", "pick", "type")  # keywords that are no `CallOptions`
@@ -192,7 +193,7 @@ def atoms(value: Expression) -> Iterator[Expression]:
 
 
 def gen(
-    name: str | None = None,
+    name: str | Term | None = None,
     *,
     type: object = str,  # noqa: A002 - the word that users know
     n: int | None = None,
@@ -203,7 +204,8 @@ def gen(
 ) -> Gen | Select:
     """Generate here when the State is awaited; with `choices` it is a `select`.
 
-    The keywords are those of `State.gen`. Raises `OptionError` at once for options that cannot
+    In place of the name there may be a term, whose captures are variables. The keywords are those
+    of `State.gen`. Raises `OptionError` at once for options that cannot
     be used.
     """
     call = call_of(name, type, n, pick, choices, by, options)
@@ -299,7 +301,7 @@ def image(source: object) -> NoReturn:
 
 
 def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
-    name: str | None,
+    name: str | Term | None,
     type_: object,
     n: int | None,
     pick: Pick,
@@ -308,6 +310,10 @@ def call_of(  # noqa: PLR0917 - the keywords of `gen`, which has them by name
     options: Mapping[str, Any],
 ) -> Gen | Select:
     """The expression of a `gen`; what a request would refuse anyway is not looked at."""
+    if isinstance(name, Term):
+        if (other := constraining(options)) is not None:
+            raise OptionError(other, "the term is a constraint already; drop one of the two")
+        name, options = None, {**options, "constraint": name}
     if choices is not None:
         refused = {"n": n is not None, "type": type_ is not str}
         return _select_from(name, choices, by, {**options, **{k: k for k in refused if refused[k]}})

@@ -101,6 +101,8 @@ class Pieces:
         completion = generation.completion()
         cursor.commit(generating.kept_parts(completion))
         meta = generating.meta_of(completion, prefix_lost=self._question.prefix_lost)
+        for name, found in generating.captures_of(generation).items():
+            cursor.write(name, found, meta)
         if call.reasoning is not None and call.name is not None:
             cursor.write(call.name + generating.REASONING, generation.channels["reasoning"], meta)
         cursor.write(call.name, generation.channels["answer"], meta)

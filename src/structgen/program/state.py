@@ -36,6 +36,7 @@ from structgen.program.pieces import Pieces
 from structgen.program.variables import Meta, Value
 from structgen.request import Prompt, Usage, prompt_text
 from structgen.sampling import check_flag
+from structgen.terms import Term
 from structgen.transcript.layout import lay_out, messages_in
 
 if TYPE_CHECKING:
@@ -227,14 +228,22 @@ class State:
     # ------------------------------------------------------------ generating
 
     @overload
-    async def gen(self, name: str | None = None, /, **options: Unpack[CallOptions]) -> str: ...
+    async def gen(
+        self, name: str | Term | None = None, /, **options: Unpack[CallOptions]
+    ) -> str: ...
     @overload
     async def gen(
         self, name: str | None = None, /, *, type: TypeForm[T], **options: Unpack[CallOptions]
     ) -> T: ...
     @overload
     async def gen(
-        self, name: str | None = None, /, *, n: int, pick: Pick = 0, **options: Unpack[CallOptions]
+        self,
+        name: str | Term | None = None,
+        /,
+        *,
+        n: int,
+        pick: Pick = 0,
+        **options: Unpack[CallOptions],
     ) -> list[str]: ...
     @overload
     async def gen(
@@ -259,7 +268,7 @@ class State:
     ) -> str: ...
     async def gen(
         self,
-        name: str | None = None,
+        name: str | Term | None = None,
         /,
         *,
         type: object = str,  # noqa: A002 - the word that users know
@@ -271,13 +280,17 @@ class State:
     ) -> Value:
         """Generate, append what was generated, and return it.
 
-        name      of the variable to set, if any
+        name      of the variable to set, if any; or a term, which constrains the output
         type      a type: the output is constrained to it, and its value returned
         n         that many completions of one prompt; the value, and the variable, is their list
         pick      which of the n goes into the text: an index, or a function of the list
         choices   the same as `select(choices=...)`, with its options `by`, `temperature`, `seed`
         options   see `CallOptions`; they come before those of `using`, and what is given nowhere
                   is up to the model's defaults
+
+        The captures of a term, whether it is given in place of the name or as `constraint`, become
+        variables of their names: the text, a list of texts where a capture may stand several times
+        (for samples: a list of these), None where the output went another way.
 
         Raises `PromptError` on a state without text, `OptionError` for options that cannot be
         used, `ConstraintError` and `UnsupportedError` for what the backend cannot do,

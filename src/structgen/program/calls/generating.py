@@ -8,13 +8,14 @@ Used   by `operations`; `Pieces` and `tools` take parts of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import msgspec
 
 from structgen.errors import IncompleteOutputError, InvalidOutputError, OptionError
+from structgen.output.captures import Captured, captured
 from structgen.program.cursor import Cursor, Question
 from structgen.program.expression import Gen
 from structgen.program.generation import Generation
@@ -52,12 +53,19 @@ async def generated(cursor: Cursor, call: Gen) -> Value:
         attempts=answers[picked].attempts,
     )
     several = call.samples is not None
+    for name, found in _captures(answers, several=several).items():
+        cursor.write(name, found, meta)
     if call.reasoning is not None and call.name is not None:
         thoughts = [answer.live.channels["reasoning"] for answer in answers]
         cursor.write(call.name + REASONING, thoughts if several else thoughts[0], meta)
     value = values if several else values[0]
     cursor.write(call.name, value, meta)
     return value
+
+
+def captures_of(answer: Generation) -> Mapping[str, Captured]:
+    """What a finished generation captured, by name."""
+    return captured(answer.request.constraint, answer.completion().finish.captures)
 
 
 def value_of(call: Gen, answer: Generation) -> Value:
@@ -144,6 +152,12 @@ def _again(request: Request, attempt: int, left: int | None) -> Request:
 
 
 # ---------------------------------------------------------------- what becomes of an answer
+
+
+def _captures(answers: Sequence[Answer], *, several: bool) -> Mapping[str, Value]:
+    """The variables that a term sets: one value each, or a list of one for each sample."""
+    found = [captures_of(answer.live) for answer in answers]
+    return {name: [each[name] for each in found] for name in found[0]} if several else found[0]
 
 
 def _picked(call: Gen, values: list[Any]) -> int:
