@@ -3,7 +3,7 @@
 The validator is `jsonschema-rs` (Dygalo): it knows all drafts, is fast, bounds what a pattern may
 cost, and shares no code with the backends of the masks.
 
-Holds  a check never raises, never asks the network, and takes time in proportion to the text.
+Holds  a check never raises, never asks the network, and never takes long: what would is refused.
 Used   by `relaxing`.
 """
 
@@ -16,15 +16,24 @@ from typing import Any, NoReturn
 
 import jsonschema_rs
 
+from structgen.grammar.schema.effort import Effort
+from structgen.grammar.schema.keywords import Json
+
+# Visits of a schema to a place. Each takes some 50 ns, and 10 to 50 us where it is to be told what
+# is wrong. Nothing else runs meanwhile, and no thread can stop it.
+MOST_VISITS = 500_000
+MOST_TOLD = 5_000
 _SHOWN = 200  # characters of a fault's reason
 
 
 class JsonJudge:
     """Whether a text is JSON and valid under a schema."""
 
-    def __init__(self, validator: jsonschema_rs.Validator | None) -> None:
-        """Without a validator any JSON text will do."""
-        self._validator = validator
+    def __init__(
+        self, validator: jsonschema_rs.Validator | None, effort: Effort | None = None
+    ) -> None:
+        """Without a validator any JSON text will do; `effort` is under its schema."""
+        self._validator, self._effort = validator, effort
 
     def fault(self, text: str) -> str | None:
         """See `Judge`."""
@@ -40,7 +49,26 @@ class JsonJudge:
             return "half of a surrogate pair in a string"
         if self._validator is None:
             return None
-        return _first_fault(self._validator, value)
+        if self._effort is not None and not self._effort.within(MOST_VISITS, value, len(text)):
+            return (
+                "$: it cannot be checked, since its schema applies to it in more than "
+                f"{MOST_VISITS:,} ways; one that refers to itself in fewer places may do"
+            )
+        return self._first_fault(value)
+
+    def _first_fault(self, value: Json) -> str | None:
+        assert self._validator is not None
+        try:
+            if self._validator.is_valid(value):
+                return None
+            if self._effort is not None and not self._effort.within(MOST_TOLD, value):
+                return "$: it is not valid; it is too large to say where"
+            error = next(iter(self._validator.iter_errors(value)), None)
+        except ValueError as trouble:  # a number, or a depth, that the validator cannot hold
+            return f"the validator cannot check it: {trouble!s:.{_SHOWN}}"
+        if error is None:
+            return None
+        return f"{_path(error.instance_path)}: {error.kind.name}: {error.message:.{_SHOWN}}"
 
 
 class _DuplicateKeyError(Exception):
@@ -74,16 +102,6 @@ def _has_surrogates(value: object) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-def _first_fault(validator: jsonschema_rs.Validator, value: object) -> str | None:
-    try:
-        error = next(iter(validator.iter_errors(value)), None)
-    except ValueError as trouble:  # a number, or a depth, that the validator cannot hold
-        return f"the validator cannot check it: {trouble!s:.{_SHOWN}}"
-    if error is None:
-        return None
-    return f"{_path(error.instance_path)}: {error.kind.name}: {error.message:.{_SHOWN}}"
 
 
 def _path(steps: list[str | int]) -> str:

@@ -1,0 +1,154 @@
+"""How much work it is to check a value: a validator may take for ever, and cannot be stopped.
+
+A validator looks at a place of the value once for every way that leads to it through the schema.
+`allOf` of two references, each of which leads to such an `allOf` again, are a million ways after
+twenty steps, and a schema that refers to itself twice has as many in a value that is twenty deep.
+Here the ways are counted and not walked: what is below a schema at a place is counted once.
+
+Holds  the count is never less than what a validator visits, within a small factor.
+Used   by `judging`, before a validator is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from structgen.grammar.schema.bundling import PREFIX, Bundle
+from structgen.grammar.schema.keywords import Json
+
+# To know what was not evaluated, a validator evaluates all that stands beside it again.
+_AGAIN = 3
+_MOST_PLACES = 30_000  # pairs of a schema and a place that are looked at; 1 us each
+
+_BESIDE = ("not", "if", "then", "else")
+_BESIDE_LISTED = ("allOf", "anyOf", "oneOf")
+_BESIDE_NAMED = ("dependentSchemas",)
+_BELOW = ("items", "contains", "additionalProperties", "propertyNames")
+_BELOW_UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
+_BELOW_LISTED = ("prefixItems",)
+_BELOW_NAMED = ("properties", "patternProperties")
+
+
+class Effort:
+    """Counts the visits that a validator makes under one schema."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Visits of any one place are counted at once, where the schema is no part of itself."""
+        self._root, self._defs = bundle.root, bundle.defs
+        self._unrolled: dict[str, float] = {}
+        self._most = self._size(self._root, ())
+
+    def within(self, most: int, value: Json, length: int | None = None) -> bool:
+        """Whether a validator makes so many visits at most; not, if that takes long to know.
+
+        length   of the value's text, if it is known: there are not more places in it
+        """
+        if length is not None and self._most * length <= most:
+            return True
+        try:
+            return _Count(self._root, self._defs).of(self._root, value) <= most
+        except (OverflowError, RecursionError):
+            return False
+
+    def _size(self, schema: Json, inside: tuple[str, ...]) -> float:
+        """How many schemas there are with references written out; infinite if it is endless."""
+        if not isinstance(schema, dict):
+            return 1
+        found = 1.0
+        for each in (*_beside(schema), *_below(schema)):
+            found += self._size(each, inside)
+        if (reference := schema.get("$ref")) is not None:
+            found += self._named(reference, inside)
+        if "$dynamicRef" in schema:
+            return math.inf
+        return found * _factor(schema)
+
+    def _named(self, reference: str, inside: tuple[str, ...]) -> float:
+        name = reference.removeprefix(PREFIX)
+        if name in inside:
+            return math.inf
+        if name not in self._unrolled:
+            self._unrolled[name] = self._size(self._defs[name], (*inside, name))
+        return self._unrolled[name]
+
+
+class _Count:
+    """One count, for one value."""
+
+    def __init__(self, root: Json, defs: dict[str, Json]) -> None:
+        self._root, self._defs = root, defs
+        # By identity: the schema and the value live longer than this.
+        self._counted: dict[tuple[int, int], float] = {}
+
+    def of(self, schema: Json, value: Json) -> float:
+        """The visits below a schema at a place."""
+        if not isinstance(schema, dict):
+            return 0
+        key = (id(schema), id(value))
+        found = self._counted.get(key)
+        if found is None:
+            if len(self._counted) >= _MOST_PLACES:
+                raise OverflowError
+            self._counted[key] = math.inf  # of what comes back to itself at the same place
+            found = self._counted[key] = self._count(schema, value)
+        return found
+
+    def _count(self, schema: dict[str, Json], value: Json) -> float:
+        beside = sum(self.of(each, value) for each in _beside(schema))
+        if (reference := schema.get("$ref")) is not None:
+            beside += self.of(self._defs[reference.removeprefix(PREFIX)], value)
+        if "$dynamicRef" in schema:
+            # Where it leads depends on the way to it; the whole is the most there is.
+            beside += self.of(self._root, value)
+        found = 1 + beside * _factor(schema)
+        if isinstance(value, dict):
+            found += sum(self._member(schema, name, each) for name, each in value.items())
+        elif isinstance(value, list):
+            found += sum(self._item(schema, place, each) for place, each in enumerate(value))
+        return found
+
+    def _member(self, schema: dict[str, Json], name: str, value: Json) -> float:
+        properties = schema.get("properties", {})
+        # Patterns are taken to match, and not to match.
+        found = self.of(properties.get(name, True), value)
+        for each in schema.get("patternProperties", {}).values():
+            found += self.of(each, value)
+        if name not in properties:
+            found += self.of(schema.get("additionalProperties", True), value)
+        found += self.of(schema.get("unevaluatedProperties", True), value)
+        return found + self.of(schema.get("propertyNames", True), name)
+
+    def _item(self, schema: dict[str, Json], place: int, value: Json) -> float:
+        first = schema.get("prefixItems", ())
+        found = self.of(first[place] if place < len(first) else schema.get("items", True), value)
+        for keyword in ("contains", "unevaluatedItems"):
+            found += self.of(schema.get(keyword, True), value)
+        return found
+
+
+def _factor(schema: dict[str, Json]) -> int:
+    return _AGAIN if any(keyword in schema for keyword in _BELOW_UNEVALUATED) else 1
+
+
+def _beside(schema: dict[str, Json]) -> Iterator[Json]:
+    """The schemas inside of a schema that see the same value; but references."""
+    return _inside(schema, _BESIDE, _BESIDE_LISTED, _BESIDE_NAMED)
+
+
+def _below(schema: dict[str, Json]) -> Iterator[Json]:
+    """Those that see parts of it."""
+    return _inside(schema, (*_BELOW, *_BELOW_UNEVALUATED), _BELOW_LISTED, _BELOW_NAMED)
+
+
+def _inside(
+    schema: dict[str, Json],
+    single: tuple[str, ...],
+    listed: tuple[str, ...],
+    named: tuple[str, ...],
+) -> Iterator[Json]:
+    yield from (schema[keyword] for keyword in single if keyword in schema)
+    for keyword in listed:
+        yield from schema.get(keyword, ())
+    for keyword in named:
+        yield from schema.get(keyword, {}).values()
