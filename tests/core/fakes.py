@@ -11,7 +11,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,9 +23,10 @@ from structgen.core.core import Core, Failure, Outcome
 from structgen.core.promise import PromisedText
 from structgen.core.sequence import Candidates, Job
 from structgen.core.text import TextStream
-from structgen.errors import StructgenError
+from structgen.errors import GenerationError, StructgenError
 from structgen.grammar.compiler import Grammar, compile_constraint
-from structgen.grammar.matcher import Mask, Vocabulary
+from structgen.grammar.matcher import Mask, Vocabulary, allow
+from structgen.grammar.source import Judge
 from structgen.kernels.attention import PADDING_SLOT, Layout
 from structgen.request import Delta, Finish, Lineage, Namespace, Regex, Request, Tokens
 from structgen.sampling import Sampling, Want
@@ -216,6 +219,100 @@ class FakeComputer:
         return self.memory.compute(batch, roots, mask=mask)
 
 
+class Script(msgspec.Struct, frozen=True):
+    """A constraint written down place by place, and a matcher that does as it is told.
+
+    places   the letters that are allowed at each place; a single one is forced
+    ends     lengths at which an output may end, besides the whole
+    most     how many tokens are forced at once
+    breaks   the length at which the matcher gives up; None for never
+    """
+
+    places: tuple[str, ...]
+    ends: frozenset[int] = frozenset()
+    most: int = 99
+    breaks: int | None = None
+
+    def begins(self, text: str) -> bool:
+        """Whether some text that matches begins so."""
+        fits = all(letter in place for letter, place in zip(text, self.places, strict=False))
+        return fits and len(text) <= len(self.places)
+
+    def matches_text(self, text: str) -> bool:
+        """Whether a text is what the constraint asks for."""
+        return self.begins(text) and len(text) in {*self.ends, len(self.places)}
+
+    def ahead(self, length: int) -> list[int]:
+        """The tokens that are forced after so many."""
+        found: list[int] = []
+        for at in range(length, len(self.places)):
+            place = self.places[at]
+            if len(place) > 1 or at in {*self.ends, self.breaks} or len(found) == self.most:
+                break
+            found.append(ord(place) - ord("a"))
+        return found
+
+    def matches(self, tokens: Sequence[int], tail: str = "") -> bool:
+        """What `PromisedText` asks of a grammar."""
+        return self.matches_text("".join(TABLE[token].decode() for token in tokens) + tail)
+
+    def matcher(self) -> ScriptedMatcher:
+        """A matcher that has accepted nothing yet."""
+        return ScriptedMatcher(self)
+
+
+class ScriptedMatcher:
+    """`Matcher` of a `Script`."""
+
+    words = 1
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._text = ""
+
+    @property
+    def complete(self) -> bool:
+        return self._script.matches_text(self._text)
+
+    @property
+    def finished(self) -> bool:
+        return self.complete and len(self._text) == len(self._script.places)
+
+    def fill(self, row: Mask) -> None:
+        self._go_on()
+        letters = "" if self.finished else self._script.places[len(self._text)]
+        row[:] = 0
+        allow(row, [ord(letter) - ord("a") for letter in letters])
+
+    def accept(self, token: int) -> None:
+        self._go_on()
+        self._text += TABLE[token].decode()
+        assert self._script.begins(self._text), "the token is not allowed here"
+
+    def forced(self, limit: int) -> Sequence[int]:
+        assert limit > 0, "nothing is asked for"
+        self._go_on()
+        return self._script.ahead(len(self._text))[:limit]
+
+    def _go_on(self) -> None:
+        assert not self.finished, "there is nothing left to ask"
+        if len(self._text) == self._script.breaks:
+            # A backend may also raise what the engine does not know.
+            kind = GenerationError if self._script.breaks % 2 else OverflowError
+            raise kind("gave up")
+
+
+class Strict(msgspec.Struct, frozen=True):
+    """A judge that finds fault with texts of an odd length; or who cannot judge them."""
+
+    raises: bool = False
+
+    def fault(self, text: str) -> str | None:
+        if len(text) % 2 and self.raises:
+            raise OverflowError("too hard")
+        return "/: oddness" if len(text) % 2 else None
+
+
 def job(
     number: int,
     prompt: Sequence[int],
@@ -226,6 +323,9 @@ def job(
     want: Want = NOTHING_ELSE,
     candidates: Candidates | None = None,
     pattern: str = "",
+    script: Script | None = None,
+    judge: Judge | None = None,
+    jump: bool = True,
     namespace: Namespace = PLAIN,
     priority: int = 0,
     scope: int = 0,
@@ -234,16 +334,17 @@ def job(
     """A job for the core, as the engine would make it. `sampling`: more fields of `Sampling`.
 
     pattern   a regular expression for the whole output; "" for none
+    script    the same place by place
     """
     options = Sampling(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]  # as given
-    grammar = grammar_of(pattern) if pattern and samples else None
+    grammar: Any = (script or (grammar_of(pattern) if pattern else None)) if samples else None
     kind = partial(PromisedText, grammar) if grammar else TextStream
     return Job(
         id=number,
         request=Request(
             prompt=(Tokens(tuple(prompt), ""),),
             sampling=options,
-            constraint=Regex(pattern) if grammar else None,
+            constraint=Regex(pattern or "scripted") if grammar else None,
             want=want,
             namespace=namespace,
             lineage=Lineage(scope=scope),
@@ -256,13 +357,19 @@ def job(
         text=kind(TABLE, options.stop, ()) if samples else None,
         candidates=candidates,
         matcher=grammar.matcher() if grammar else None,
+        judge=judge if grammar else None,
+        jump=jump,
     )
 
 
 @cache
 def grammar_of(pattern: str) -> Grammar:
     """The grammar of a regular expression over the tokens a to e."""
-    return compile_constraint(Regex(pattern), Vocabulary(TABLE, (), VOCABULARY))
+    return compile_constraint(Regex(pattern), Vocabulary(TABLE, (), VOCABULARY, _encode))
+
+
+def _encode(text: str) -> list[int]:
+    return [ord(letter) - ord("a") for letter in text]
 
 
 def candidates_from(first: int, *each: Sequence[int]) -> Candidates:

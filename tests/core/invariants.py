@@ -155,7 +155,10 @@ def check_requests(core: Core, memory: TagMemory) -> None:
 def _check_running(core: Core, sequence: Sequence) -> None:
     assert 0 <= sequence.computed < sequence.known <= sequence.max_length  # R1
     assert max(sequence.shared, sequence.computed) <= sequence.allocated <= sequence.max_length
-    assert 0 <= sequence.cached < sequence.prompt_length
+    assert 0 <= sequence.cached <= min(sequence.prompt_length, sequence.known - 1)
+    assert sequence.prompt_length <= sequence.drawn <= sequence.known
+    assert sequence.settled <= sequence.told <= sequence.output_length
+    assert sequence.forced <= sequence.told
     if core.schedule._cached:
         assert sequence.node is not None
         assert sequence.node.depth == sequence.shared

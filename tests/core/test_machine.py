@@ -18,8 +18,9 @@ Progress  work means that a step can be planned; who is aborted is gone by the n
           ends; idle means that every slot is free or can be evicted, and all maps are empty.
 
 Of the usual list for such engines these have no place here: page alignment (a page is one token),
-splicing, and forced tokens (there are none yet). The grammar's state is checked by what comes out:
-the model of ten lines asks `re` what may come next.
+and splicing. The grammar's state is checked by what comes out: the model of ten lines asks `re`
+what may come next, or a script. It knows of no jumps but to count them: forced tokens must come out
+as if they had been drawn.
 """
 
 from __future__ import annotations
@@ -48,12 +49,21 @@ from structgen.core.batch import Batch
 from structgen.core.core import Core, Failure, Outcome
 from structgen.core.sequence import Job
 from structgen.core.sequence import Sequence as Running
-from structgen.errors import NumericalError, PromptError, StepFailedError
-from structgen.request import Delta, Namespace, Regex, TokenLogprob
+from structgen.errors import (
+    GenerationError,
+    InvalidOutputError,
+    NumericalError,
+    PromptError,
+    StepFailedError,
+    StructgenError,
+)
+from structgen.request import Delta, Namespace, TokenLogprob
 from structgen.sampling import Want
 from tests.core.fakes import (
     POISON,
     TABLE,
+    Script,
+    Strict,
     TagMemory,
     candidates_from,
     job,
@@ -68,10 +78,33 @@ from tests.core.invariants import check, check_writes, path_nodes
 NAMESPACES = (Namespace(), Namespace(tenant="other"))
 STEM = (0, 1, 0, 0, 1, 1, 2, 0, 1, 0, 2, 2, 0, 1)
 # Regular expressions for whole outputs; what they match can be completed within LOOKAHEAD tokens.
-PATTERNS = ("a*b?c", "[a-e]{2,4}", "(?:ab|b)+e?", "(?:e|ad).*?e", "(?:c.{2})*", "a|ab|abcde")
+PATTERNS = (
+    "a*b?c",
+    "[a-e]{2,4}",
+    "(?:ab|b)+e?",
+    "(?:e|ad).*?e",
+    "(?:c.{2})*",
+    "a|ab|abcde",
+    "abcd?",
+    "[ab]ccc|dd",
+    "(?:[ab]ee)+d",
+)
 LOOKAHEAD = 4
 LETTERS = "abcde"
 EXAMPLES = int(os.environ.get("STRUCTGEN_MACHINE_EXAMPLES", "0"))
+
+
+# Long runs of forced tokens, also at the start and to the end, and free places between them.
+SCRIPTS = st.builds(
+    Script,
+    places=st.lists(
+        st.sampled_from([("a",), tuple("abca"), tuple("ddddddd"), ("abcde",), ("bc", "de")]),
+        max_size=5,
+    ).map(lambda parts: tuple(place for part in parts for place in part)),
+    ends=st.frozensets(st.integers(0, 12), max_size=2),
+    most=st.sampled_from([99, 99, 3, 1]),
+    breaks=st.none() | st.none() | st.integers(0, 8),
+)
 
 
 @dataclass
@@ -91,7 +124,9 @@ class Wish:
     samples: bool
     logprobs: bool
     scope: int
-    pattern: str
+    constraint: str | Script
+    judge: Strict | None
+    jump: bool
 
 
 WISHES = st.builds(
@@ -109,7 +144,9 @@ WISHES = st.builds(
     samples=st.sampled_from([True, True, True, False]),
     logprobs=st.booleans(),
     scope=st.integers(0, 3),
-    pattern=st.sampled_from(["", "", *PATTERNS]),
+    constraint=st.sampled_from(["", "", *PATTERNS]) | SCRIPTS,
+    judge=st.sampled_from([None, None, None, Strict(), Strict(raises=True)]),
+    jump=st.sampled_from([True, True, False]),
 )
 
 
@@ -125,10 +162,13 @@ class Expected:
     logprobs: list[TokenLogprob]
     prompt_logprobs: list[TokenLogprob]
     broken: bool = False  # all tokens are banned at some point
+    given_up: bool = False  # the matcher gives up
+    complete: bool = True  # of a job that writes nothing, too
+    forced: int = 0
 
 
-def expected_of(job: Job) -> Expected:
-    sampling, want, path = job.sampling, job.request.want, job.prompt.tolist()
+def expected_of(job: Job, constraint: str | Script) -> Expected:
+    want, path = job.request.want, job.prompt.tolist()
     namespace, start = job.request.namespace, job.request.want.prompt_logprobs
     result = Expected([], "", "length", None, 0, [], [])
     tags = [root_tag(namespace), *path_tags(namespace, path)]
@@ -140,9 +180,26 @@ def expected_of(job: Job) -> Expected:
         for index in range(start, len(path)):
             entry = _entry(tags[index], path[index], want) if index else TokenLogprob(path[0], None)
             result.prompt_logprobs.append(entry)
-    while job.text is not None and result.sampled < (sampling.max_tokens or 0):
-        tag = path_tags(namespace, path)[-1]
-        token, ends = _drawn(job, tag, result)
+    if job.text is not None:
+        _write(job, constraint, path, result)
+        whole = not constraint or matches(constraint, result.text)
+        result.complete = result.reason == "stop" or bool(constraint and whole)
+    return result
+
+
+def _write(job: Job, constraint: str | Script, path: list[int], result: Expected) -> None:
+    """Draw one token after another. Tokens are never known ahead here, only counted as such."""
+    sampling, want = job.sampling, job.request.want
+    ahead = _ahead(job, constraint, "")
+    if _is_over(constraint, ""):
+        result.reason = "stop"
+        return
+    while result.sampled < (sampling.max_tokens or 0):
+        tag = path_tags(job.request.namespace, path)[-1]
+        if isinstance(constraint, Script) and len(result.text) == constraint.breaks:
+            result.given_up = True
+            break
+        token, ends = _drawn(job, constraint, tag, result)
         if token is None:
             result.broken = True
             break
@@ -155,62 +212,90 @@ def expected_of(job: Job) -> Expected:
         result.text += TABLE[token].decode()
         if want.logprobs:
             result.logprobs.append(_entry(tag, token, want))
-        if _is_cut(job, result):
+        if ahead:
+            ahead, result.forced = ahead - 1, result.forced + 1
+        else:
+            ahead = _ahead(job, constraint, result.text)
+        if _is_cut(job, constraint, result):
             break
-    return result
 
 
-def _pattern(job: Job) -> str:
-    constraint = job.request.constraint
-    return constraint.pattern if isinstance(constraint, Regex) else ""
+def _ahead(job: Job, constraint: str | Script, text: str) -> int:
+    """How many tokens are forced after a text."""
+    if not job.jump or not constraint:
+        return 0
+    if isinstance(constraint, Script):
+        return len(constraint.ahead(len(text)))
+    count = 0
+    while not matches(constraint, text):
+        # What may come next need not have a token: z stands for all that have none.
+        found = [letter for letter in (*LETTERS, "z") if begins(constraint, text + letter)]
+        if len(found) != 1:
+            break
+        text += found[0]
+        count += 1
+    return count
 
 
-def _drawn(job: Job, tag: int, so_far: Expected) -> tuple[int | None, bool]:
+def _drawn(
+    job: Job, constraint: str | Script, tag: int, so_far: Expected
+) -> tuple[int | None, bool]:
     """The next token, and whether it ends the output."""
-    pattern, stop_ids = _pattern(job), set(job.sampling.stop_token_ids)
+    stop_ids = set(job.sampling.stop_token_ids)
     enough = so_far.sampled >= job.sampling.min_tokens
-    if not pattern:
+    if not constraint:
         token = next_token(tag, set() if enough else stop_ids)
         return token, token in stop_ids
-    illegal = {t for t in range(5) if not begins(pattern, so_far.text + LETTERS[t])}
+    illegal = {t for t in range(5) if not begins(constraint, so_far.text + LETTERS[t])}
     # Stop tokens are for where the output is complete; elsewhere they are text.
-    may_end = matches(pattern, so_far.text) and enough
+    may_end = matches(constraint, so_far.text) and enough
     ends = stop_ids if may_end else set()
     token = next_token(tag, illegal - ends)
     return token, token in ends
 
 
-def _is_cut(job: Job, result: Expected) -> bool:
+def _is_cut(job: Job, constraint: str | Script, result: Expected) -> bool:
     """Whether the output ends after its last token; what a stop cuts off is taken away."""
-    pattern, sampling = _pattern(job), job.sampling
+    sampling = job.sampling
     found = [stop for stop in sampling.stop if result.text.endswith(stop)]
     if found and result.sampled >= sampling.min_tokens:
         stop = max(found, key=len)
         cut = len(result.text) - len(stop)
-        if not pattern or matches(pattern, result.text[:cut]):
+        if not constraint or matches(constraint, result.text[:cut]):
             result.reason, result.matched = "stop", stop
             result.tokens, result.text = result.tokens[:cut], result.text[:cut]
             result.logprobs = result.logprobs[:cut]
             return True
-    if not pattern or not matches(pattern, result.text):
-        return False
-    if any(begins(pattern, result.text + letter) for letter in LETTERS):
+    if not _is_over(constraint, result.text):
         return False
     result.reason = "stop"
     return True
 
 
-def matches(pattern: str, text: str) -> bool:
+def _is_over(constraint: str | Script, text: str) -> bool:
+    """Whether a text is whole under its constraint and cannot go on."""
+    if not constraint or not matches(constraint, text):
+        return False
+    return not any(begins(constraint, text + letter) for letter in LETTERS)
+
+
+def matches(constraint: str | Script, text: str) -> bool:
     """Whether a text is what a constraint asks for: a match, and no longer one than needed."""
-    whole = re.fullmatch(pattern, text) is not None
-    if "*?" not in pattern:
+    if isinstance(constraint, Script):
+        return constraint.matches_text(text)
+    whole = re.fullmatch(constraint, text) is not None
+    if "*?" not in constraint:
         return whole
-    return whole and not any(re.fullmatch(pattern, text[:n]) for n in range(len(text)))
+    return whole and not any(re.fullmatch(constraint, text[:n]) for n in range(len(text)))
+
+
+def begins(constraint: str | Script, text: str) -> bool:
+    """Whether some text that matches begins so."""
+    return constraint.begins(text) if isinstance(constraint, Script) else _begins(constraint, text)
 
 
 @cache
-def begins(pattern: str, text: str) -> bool:
-    """Whether some text that matches begins so."""
+def _begins(pattern: str, text: str) -> bool:
     endings = ("".join(e) for n in range(LOOKAHEAD + 1) for e in product(LETTERS, repeat=n))
     return any(matches(pattern, text + ending) for ending in endings)
 
@@ -327,15 +412,15 @@ class CoreMachine(RuleBasedStateMachine):
         self.snapshot = list(self.memory.tags)
         self.free = self.core.pool.free_slots().tolist()
         assert len(self.core.schedule.running) <= self.core.schedule._max_running
-        prefill = sum(piece.count for piece in slices if not piece.sequence.decoding)
-        assert prefill <= self.core.schedule._chunk_size
+        rows = sum(piece.count - piece.sequence.decoding for piece in slices)
+        assert rows <= self.core.schedule._chunk_size
         for piece in slices:
             sequence = piece.sequence
             tags = path_tags(sequence.request.namespace, sequence.ids[: sequence.known].tolist())
             if sequence.id in fresh:
                 there = next((i for i, tag in enumerate(tags) if tag not in before), len(tags))
                 hit = min(there, sequence.match_limit) * self.core.schedule._cached
-                assert piece.start == sequence.cached
+                assert min(piece.start, sequence.prompt_length) == sequence.cached
                 assert piece.start == hit or evicted != self._forgotten
             if self.core.schedule._cached and not sequence.decoding:
                 before.update(tags[: piece.start + piece.count])
@@ -474,7 +559,7 @@ class CoreMachine(RuleBasedStateMachine):
         want = Want(
             logprobs=wish.logprobs, top_logprobs=2 * wish.logprobs, prompt_logprobs=wish.start
         )
-        ahead = wish.ahead[: len(prompt)]
+        ahead, constraint = wish.ahead[: len(prompt)], wish.constraint
         new = job(
             self.numbers,
             prompt,
@@ -485,7 +570,10 @@ class CoreMachine(RuleBasedStateMachine):
             namespace=NAMESPACES[wish.namespace],
             priority=wish.priority,
             scope=wish.scope,
-            pattern=wish.pattern,
+            pattern="" if isinstance(constraint, Script) else constraint,
+            script=constraint if isinstance(constraint, Script) else None,
+            judge=wish.judge,
+            jump=wish.jump,
             min_tokens=min(wish.min_tokens, wish.max_tokens),
             stop=wish.stop,
             stop_token_ids=wish.stop_ids,
@@ -495,7 +583,11 @@ class CoreMachine(RuleBasedStateMachine):
             with pytest.raises(PromptError, match=str(needed) if prompt else "empty"):
                 self.core.submit(new)
             return
-        expected = expected_of(new)
+        expected = expected_of(new, constraint if new.matcher else "")
+        if new.jump and expected.given_up and not expected.sampled:
+            with pytest.raises(GenerationError, match="gave up"):
+                self.core.submit(new)
+            return
         self.core.submit(new)
         self.asks[new.id] = Ask(new, self.core._sequences[new.id], expected)
 
@@ -522,17 +614,17 @@ class CoreMachine(RuleBasedStateMachine):
         batch, self.batch = self.batch, None
         outcomes = self.core.commit(batch, picked)
         failed = {outcome.request for outcome in outcomes if isinstance(outcome, Failure)}
-        assert failed == expected
+        assert expected <= failed
         for sequence in broken_ones:
             self._check_poison(sequence)
         for outcome in outcomes:
-            self._receive(outcome)
+            self._receive(outcome, expected)
 
-    def _receive(self, outcome: Outcome) -> None:
+    def _receive(self, outcome: Outcome, broken: Collection[int]) -> None:
         ask = self.asks[outcome.request]
         if isinstance(outcome, Failure):
-            assert isinstance(outcome.error, NumericalError)
             self._end(outcome.request, "failed")
+            self._check_failure(ask, outcome.error, broken=outcome.request in broken)
             return
         assert not ask.end, "a delta after the end"
         ask.deltas.append(outcome)
@@ -544,6 +636,8 @@ class CoreMachine(RuleBasedStateMachine):
             return
         self._end(outcome.request, "finished")
         assert not expected.broken
+        assert not expected.given_up
+        assert not (ask.job.judge and expected.complete and len(expected.text) % 2)
         assert tokens == expected.tokens  # R8
         assert ask.text == expected.text
         assert outcome.finish.reason == expected.reason
@@ -552,7 +646,29 @@ class CoreMachine(RuleBasedStateMachine):
         assert [e for d in ask.deltas for e in d.prompt_logprobs] == expected.prompt_logprobs
         usage = outcome.finish.usage
         assert usage.completion_tokens == expected.sampled
-        assert 0 <= usage.cached_tokens < usage.prompt_tokens == len(ask.job.prompt)
+        assert outcome.finish.complete == expected.complete
+        assert outcome.finish.forced == expected.forced
+        assert 0 <= usage.cached_tokens <= usage.prompt_tokens == len(ask.job.prompt)
+
+    def _check_failure(self, ask: Ask, error: StructgenError, *, broken: bool) -> None:
+        """A request fails for its logits, its matcher or its judge, and each says so."""
+        expected = ask.expected
+        if isinstance(error, NumericalError):
+            assert broken
+        elif "gave up" in str(error):
+            assert isinstance(error, GenerationError)
+            assert expected.given_up
+        else:
+            assert isinstance(ask.job.judge, Strict)
+            assert expected.complete
+            assert len(expected.text) % 2
+            assert ask.tokens == expected.tokens
+            assert ask.text == expected.text
+            if ask.job.judge.raises:
+                assert "too hard" in str(error)
+            else:
+                assert isinstance(error, InvalidOutputError)
+                assert error.text == expected.text
 
     def _end(self, request: int, how: str) -> None:
         assert not self.asks[request].end, "it ends twice"  # R7

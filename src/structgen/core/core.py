@@ -302,7 +302,8 @@ class Core:
         self._release(sequence)
         if finish.complete and (fault := sequence.verdict()) is not None:
             self.totals.failed += 1
-            yield delta
+            if delta.tokens or delta.text or delta.prompt_logprobs:
+                yield delta
             yield Failure(sequence.id, fault)
             return
         self.totals.finished += 1
