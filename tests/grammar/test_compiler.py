@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from structgen.errors import ConstraintError
 from structgen.grammar.compiler import KINDS, compile_constraint
-from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex
+from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex, Structure, Text
+from structgen.terms import literal
 from tests.grammar.derivatives import follow, legal, vocabulary_of
 
 VOCABULARY = vocabulary_of([*(bytes([byte]) for byte in range(256)), b"ab", b"abc"])
 
 
 class TestCompiling:
-    @pytest.mark.parametrize(
-        "constraint",
-        [Ebnf('root ::= "a"')],
-        ids=["ebnf"],
-    )
-    def test_refuses_kinds_that_it_does_not_know(self, constraint: Constraint) -> None:
-        with pytest.raises(ConstraintError, match=r"root.*knows the constraints choice"):
-            compile_constraint(constraint, VOCABULARY)
+    def test_refuses_what_is_no_constraint(self) -> None:
+        part: Any = Text("root")
+
+        with pytest.raises(ConstraintError, match=r"root.*knows the constraints choice and ebnf"):
+            compile_constraint(part, VOCABULARY)
 
     def test_knows_the_kinds_that_it_says(self) -> None:
-        known: list[Constraint] = [Regex("a"), Choice(("a",)), JsonSchema({"type": "integer"})]
+        known: list[Constraint] = [
+            *(Regex("a"), Choice(("a",)), JsonSchema({"type": "integer"})),
+            *(Ebnf('root ::= "a"'), Structure(literal("a"))),
+        ]
 
         assert {type(each).__struct_config__.tag for each in known} == KINDS
         assert all(compile_constraint(each, VOCABULARY) for each in known)

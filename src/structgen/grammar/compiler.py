@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLParserLimits
 
 from structgen.errors import ConstraintError, GenerationError
-from structgen.grammar import ebnf, schema
+from structgen.grammar import ebnf, schema, structure
 from structgen.grammar.dialect import Expression, from_choice, from_regex
 from structgen.grammar.matcher import GuidanceMatcher, Vocabulary
 from structgen.grammar.source import Source
-from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex
+from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex, Structure
 
-KINDS = frozenset({"regex", "choice", "json_schema", "ebnf"})
+KINDS = frozenset({"regex", "choice", "json_schema", "ebnf", "structure"})
 
 
 class Grammar:
@@ -58,6 +58,13 @@ class Grammar:
         """Whether an output with exactly this text can be decoded, and is then delivered."""
         return self.matches((), text) and self.fault(text) is None
 
+    def captures(self, text: str) -> tuple[tuple[str, str], ...]:
+        """(name, text) of each capture of a term in a whole output; see `Finish.captures`.
+
+        Raises `ConstraintError` for a text that does not fit.
+        """
+        return () if self.source.finder is None else self.source.finder.captures(text)
+
 
 def compile_constraint(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
     """Compile a constraint; may take long, and releases the interpreter lock meanwhile.
@@ -80,6 +87,8 @@ def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
             return schema.source_of(constraint)
         case Ebnf():
             return ebnf.source_of(constraint, vocabulary)
+        case Structure():
+            return structure.source_of(constraint, vocabulary)
         case _:
             raise refusal(constraint)
 

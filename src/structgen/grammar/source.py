@@ -21,6 +21,17 @@ class Judge(Protocol):
         ...
 
 
+class Finder(Protocol):
+    """Finds again, in a whole text, what was captured. Pure; any thread may ask."""
+
+    def captures(self, text: str) -> tuple[tuple[str, str], ...]:
+        """(name, text) of each capture, in the order of the text; an outer one before an inner one.
+
+        Raises `ConstraintError` for a text that does not fit.
+        """
+        ...
+
+
 class Source(msgspec.Struct, frozen=True):
     """What compiles to a grammar.
 
@@ -33,6 +44,7 @@ class Source(msgspec.Struct, frozen=True):
     judge      checks the whole text in the end; None where the mask alone is exact
     unmasked   what only the judge enforces, as "path: keyword"
     captures   names of what is captured, in order
+    finder     finds that in a whole text; None where nothing is captured
     """
 
     name: str
@@ -43,3 +55,4 @@ class Source(msgspec.Struct, frozen=True):
     judge: Judge | None = None
     unmasked: tuple[str, ...] = ()
     captures: tuple[str, ...] = ()
+    finder: Finder | None = None

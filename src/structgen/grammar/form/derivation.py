@@ -16,6 +16,8 @@ from structgen.grammar.form.tree import (
     Repeat,
     Rule,
     Text,
+    Until,
+    Value,
     parts_of,
     rules_in,
 )
@@ -99,21 +101,27 @@ def _pieces(rules: Mapping[str, Form], start: str) -> Iterator[str]:
             return
         form, depth, rank = todo.pop()
         match form:
-            case Text(text):
-                yield text
-            case Chars(ranges):
-                yield chr(ranges[0][0])
             case Rule(name):
                 todo.append((rules[name], depth + 1, ranks[name]))
             case Join(parts):
                 todo += [(part, depth, rank) for part in reversed(parts)]
             case Either(options):
-                if depth > _DEEP:
-                    options = tuple(each for each in options if _ends(each, ranks, rank))
-                todo.append((options[step % len(options)], depth, rank))
+                ways = [each for each in options if depth <= _DEEP or _ends(each, ranks, rank)]
+                todo.append((ways[step % len(ways)], depth, rank))
             case Repeat(part, least, most):
                 rounds = max(least, _ROUNDS) if most is None else most
-                rounds = least if depth > _DEEP else rounds
-                todo += [(part, depth, rank)] * min(rounds, SAMPLED)
+                todo += [(part, depth, rank)] * (rounds if depth <= _DEEP else least)
+            case Value():
+                return  # its texts are not known here
             case _:
-                return  # what comes next has no text that is known here
+                yield _piece(form)
+
+
+def _piece(form: Form) -> str:
+    match form:
+        case Text(text) | Until(_, text):
+            return text
+        case Chars(ranges):
+            return chr(ranges[0][0])
+        case _:
+            return ""

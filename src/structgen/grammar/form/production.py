@@ -23,7 +23,6 @@ from structgen.grammar.form.tree import (
     BLANK,
     DEEPEST,
     MOST_REPEATS,
-    Chars,
     Either,
     Form,
     Join,
@@ -37,6 +36,7 @@ from structgen.grammar.form.tree import (
     join,
     nullable,
     parts_of,
+    replaced,
     rules_in,
 )
 from structgen.grammar.form.writing import written
@@ -257,26 +257,12 @@ def _in_place(rules: Mapping[str, Form]) -> dict[str, Form]:
         for user in users[name]:
             waiting[user].discard(name)
             if not waiting[user]:
-                found[user] = _replaced(found[user], plain)
+                found[user] = replaced(found[user], plain)
                 todo.append(user)
     for name, needed in waiting.items():
         if needed:
-            found[name] = _replaced(found[name], plain)
+            found[name] = replaced(found[name], plain)
     return found
-
-
-def _replaced(form: Form, plain: Mapping[str, Form]) -> Form:
-    match form:
-        case Rule(name):
-            return plain.get(name, form)
-        case Join(parts):
-            return join(_replaced(part, plain) for part in parts)
-        case Either(options):
-            return either(_replaced(option, plain) for option in options)
-        case Repeat(part, least, most):
-            return Repeat(_replaced(part, plain), least, most)
-        case _:
-            return form
 
 
 def _is_lexeme(form: Form) -> bool:
@@ -286,21 +272,18 @@ def _is_lexeme(form: Form) -> bool:
 
 
 def _measured(form: Form) -> _Measure | None:
-    match form:
-        case Rule() | Value() | Until() | Without():
-            return None
-        case Chars() | Text():
-            return _Measure(1, 1)
-        case Repeat(part, least, most):
-            inner = _measured(part)
-            if inner is None:
-                return None
-            counted = inner.parts * max(least if most is None else most, 1)
-            return _Measure(counted, inner.depth + 1) if counted <= MOST_REPEATS else None
-        case _:
-            found = [_measured(part) for part in parts_of(form)]
-            known = [each for each in found if each is not None]
-            if len(known) < len(found):
-                return None
-            deepest = max((each.depth for each in known), default=0)
-            return _Measure(sum(each.parts for each in known), deepest + 1)
+    """How large a form is; None if a rule or a JSON value is in it."""
+    if isinstance(form, Rule | Value):
+        return None
+    if isinstance(form, Until | Without):
+        return _Measure(1 + sum(map(len, form.strings)), 1)
+    found = [_measured(part) for part in parts_of(form)]
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        return None
+    depth = 1 + max((each.depth for each in known), default=0)
+    size = sum(each.parts for each in known)
+    if isinstance(form, Repeat):
+        size *= max(form.least if form.most is None else form.most, 1)
+        return _Measure(size, depth) if size <= MOST_REPEATS else None
+    return _Measure(size if found else 1, depth)

@@ -8,11 +8,11 @@ Used   by `ebnf` and `structure`, which make forms, `lexemes` and `production`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from structgen.grammar.characters import Ranges, union
+from structgen.grammar.characters import Ranges
 
 MOST_REPEATS = 4096  # of one count
 DEEPEST = 64  # parts inside parts, in what is written and in what is put in place of a rule
@@ -137,8 +137,8 @@ def _plain(form: Form) -> Form:
 
 
 def anything(among: Ranges) -> Form:
-    """One character of these."""
-    return _plain(Chars(union(among)))
+    """One character of these; of none, no text at all."""
+    return _plain(Chars(among))
 
 
 # ---------------------------------------------------------------- reading
@@ -183,3 +183,18 @@ def nullable(form: Form, known: frozenset[str] | set[str] = frozenset()) -> bool
             return True
         case _:
             return False
+
+
+def replaced(form: Form, rules: Mapping[str, Form]) -> Form:
+    """A form with others in the place of the names of some rules."""
+    match form:
+        case Rule(name):
+            return rules.get(name, form)
+        case Join(parts):
+            return join(replaced(part, rules) for part in parts)
+        case Either(options):
+            return either(replaced(option, rules) for option in options)
+        case Repeat(part, least, most):
+            return repeat(replaced(part, rules), least, most)
+        case _:
+            return form

@@ -23,6 +23,7 @@ from structgen.grammar.form.tree import (
     Value,
     Without,
     nullable,
+    parts_of,
 )
 
 
@@ -50,25 +51,48 @@ def _part(part: Part, names: Mapping[str, str], terminals: dict[Form, str]) -> s
         case Fork(options):
             return f"({' | '.join(_part(each, names, terminals) for each in options)})"
         case Loop(inner, least, most):
-            counts = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
-            counts = counts or f"{{{least},{'' if most is None else most}}}"
-            return f"({_part(inner, names, terminals)}{counts})"
+            return f"({_part(inner, names, terminals)}{_counts(least, most)})"
+
+
+def _counts(least: int, most: int | None) -> str:
+    found = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+    return found or f"{{{least},{'' if most is None else most}}}"
 
 
 def _terminal(form: Form) -> str:
     match form:
         case Value(json):
             return f"%json {json}"
+        case Repeat(part, 0, most) if not nullable(part):
+            return _lexeme(Repeat(part, 1, most))
+        case _ if nullable(form):
+            return f"{_lexeme(form)} & /(?s:.)+/"
+        case _:
+            return _lexeme(form)
+
+
+def _lexeme(form: Form) -> str:
+    """A form without rules as a terminal."""
+    match form:
         case Until(strings, ending, among):
             each, some = characters(among), _texts(strings)
-            return f"/{each}*{literal(ending)}/ & ~/{each}*{some}{each}+/"
+            return f"(/{each}*{literal(ending)}/ & ~/{each}*{some}{each}+/)"
         case Without(strings, among):
             each = characters(among)
-            return f"/{each}+/ & ~/{each}*{_texts(strings)}{each}*/"
-        case Repeat(part, 0, most) if not nullable(part):
-            return f"/{pattern(Repeat(part, 1, most))}/"
+            return f"(/{each}*/ & ~/{each}*{_texts(strings)}{each}*/)"
+        case Join(parts) if _has_free(form):
+            return f"({' '.join(map(_lexeme, parts))})"
+        case Either(options) if _has_free(form):
+            return f"({' | '.join(map(_lexeme, options))})"
+        case Repeat(part, least, most) if _has_free(form):
+            return f"({_lexeme(part)}{_counts(least, most)})"
         case _:
-            return f"/{pattern(form)}/" + (" & /(?s:.)+/" if nullable(form) else "")
+            return f"/{pattern(form)}/"
+
+
+def _has_free(form: Form) -> bool:
+    """Whether some free text is in a form: that is no pattern, but one less another."""
+    return isinstance(form, Until | Without) or any(map(_has_free, parts_of(form)))
 
 
 def pattern(form: Form) -> str:
