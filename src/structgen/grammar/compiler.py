@@ -16,8 +16,10 @@ from llguidance import LLMatcher, LLParserLimits
 from structgen.errors import ConstraintError, GenerationError
 from structgen.grammar import ebnf, schema, structure
 from structgen.grammar.dialect import Expression, from_choice, from_regex
+from structgen.grammar.gate import laid_out
 from structgen.grammar.matcher import GuidanceMatcher, Vocabulary
 from structgen.grammar.source import Source
+from structgen.grammar.xgrammar_matcher import Automaton, Compiler, XgrammarMatcher
 from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex, Structure
 
 KINDS = frozenset({"regex", "choice", "json_schema", "ebnf", "structure"})
@@ -26,20 +28,27 @@ KINDS = frozenset({"regex", "choice", "json_schema", "ebnf", "structure"})
 class Grammar:
     """A compiled constraint."""
 
-    def __init__(self, state: LLMatcher, vocabulary: Vocabulary, source: Source) -> None:
-        """`state` stands before the first token, and stays there."""
-        self._state, self._vocabulary = state, vocabulary
+    def __init__(
+        self, start: LLMatcher | Automaton, vocabulary: Vocabulary, source: Source
+    ) -> None:
+        """`start` stands before the first token, and stays there."""
+        self._start, self._vocabulary = start, vocabulary
         self.source = source
         self.size = 1_000 + len(source.lark)  # some 20 bytes each
+        if isinstance(start, Automaton):
+            self.size += start.bytes // 20
 
     @property
     def path(self) -> str:
         """What enforces the constraint: the backend of the mask, and whether a check follows."""
-        return "llguidance" if self.source.judge is None else "llguidance, final check"
+        backend = "xgrammar" if isinstance(self._start, Automaton) else "llguidance"
+        return backend if self.source.judge is None else f"{backend}, final check"
 
-    def matcher(self) -> GuidanceMatcher:
+    def matcher(self) -> GuidanceMatcher | XgrammarMatcher:
         """A matcher that has accepted nothing yet."""
-        return GuidanceMatcher(self._state.deep_copy(), self._vocabulary)
+        if isinstance(self._start, Automaton):
+            return self._start.matcher()
+        return GuidanceMatcher(self._start.deep_copy(), self._vocabulary)
 
     def matches(self, tokens: Sequence[int], tail: str = "") -> bool:
         """Whether the text of these tokens, and the tail after it, is what the mask lets through.
@@ -108,6 +117,9 @@ def _from_expression(expression: Expression, name: str) -> Source:
 
 
 def _compiled(source: Source, vocabulary: Vocabulary) -> Grammar:
+    if source.closed is not None and laid_out(source.separators):
+        automaton = vocabulary.derived(Compiler).compiled(source.closed, source.separators)
+        return Grammar(automaton, vocabulary, source)
     # Without `no_forcing` a mask has one bit where the next bytes are certain: the spelling that
     # the backend would choose, and none of the others that a model may prefer.
     state = LLMatcher(

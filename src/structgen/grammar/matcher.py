@@ -9,10 +9,11 @@ Used   by `core`, which asks for one mask a step and says which token was drawn.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -23,6 +24,7 @@ from structgen.grammar.characters import LAST, Ranges, union
 from structgen.grammar.forced import CONTEXT, Encode, Spelling
 
 Mask = NDArray[np.int32]
+Derived = TypeVar("Derived")
 
 MOST_FORCED = 512  # bytes looked ahead at once
 
@@ -97,6 +99,7 @@ class Vocabulary:
     """The tokens of a model as the backend sees them; built once, then shared by all threads.
 
     size      number of logits
+    tokens    the bytes of each, b"" for tokens without text
     words     width of a mask
     text      the mask of all tokens that have a text
     spelled   the characters that there are tokens for: whoever begins one can finish it
@@ -121,6 +124,7 @@ class Vocabulary:
         tokens = [data if n not in textless else b"" for n, data in enumerate(token_bytes[:size])]
         tokens += [b""] * (size - len(tokens))
         self.size = size
+        self.tokens = tuple(tokens)
         self.words = -(-size // 32)
         # An end token of the backend's own, behind all others: which of the model's tokens may
         # end an output is decided elsewhere.
@@ -134,6 +138,16 @@ class Vocabulary:
         )
         text = np.array([bool(data) for data in tokens] + [False] * (32 * self.words - size))
         self.text: Mask = np.packbits(text, bitorder="little").view("<i4").astype(np.int32)
+        self._derived: dict[object, Any] = {}
+        self._lock = threading.Lock()
+
+    def derived(self, make: Callable[[Vocabulary], Derived]) -> Derived:
+        """What is made of the vocabulary, once, and then kept with it; other threads wait."""
+        with self._lock:
+            if make not in self._derived:
+                self._derived[make] = make(self)
+            found: Derived = self._derived[make]
+            return found
 
 
 def _spelled(tokens: Sequence[bytes]) -> Ranges:
