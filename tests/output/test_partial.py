@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def brute(text: str) -> Any:
         last = cut[-1]
         if not inside and last.isdigit() and text[end : end + 1] in NUMBER:
             continue  # the number goes on, or may go on
-        if inside and half_of_a_pair(cut):
+        if inside and half_of_a_pair(cut) and other_half_may_come(text[end : end + 6]):
             continue
         try:
             return json.loads(cut + ('"' if inside else "") + "".join(reversed(closers)))
@@ -75,6 +74,13 @@ def half_of_a_pair(text: str) -> bool:
     slashes = len(text[:-6]) - len(text[:-6].rstrip("\\"))
     whole = text[-6:-4] == "\\u" and slashes % 2 == 0
     return whole and len(tail) == 1 and "\ud800" <= tail <= "\udbff"
+
+
+def other_half_may_come(rest: str) -> bool:
+    """Whether what follows is the second half of a pair, or may become that."""
+    if len(rest) < 6 and "\\u".startswith(rest[:2]):
+        return True
+    return rest[:3].lower() == "\\ud" and rest[3] in "cdefCDEF"
 
 
 def taken(parser: Partial) -> Any:
@@ -212,30 +218,27 @@ class TestAValueThatWasHandedOut:
             if parser.due:
                 parser.value()
 
-        # The object, the array, 1 after its comma, 2 with the array's end, the object's end.
-        assert [at for at, each in enumerate(due) if each] == [0, 6, 8, 11, 12]
+        # The object, the array, 1 after its comma, 2 with the array's end.
+        assert [at for at, each in enumerate(due) if each] == [0, 6, 8, 11]
 
 
 class TestTime:
     @pytest.mark.parametrize(
         "text",
         [
-            json.dumps(list(range(40_000))),
-            json.dumps({str(n): n for n in range(25_000)}),
+            json.dumps(list(range(20_000))),
+            json.dumps({str(n): n for n in range(10_000)}),
             "[" * 20_000,
-            json.dumps(["x" * 5] * 25_000),
+            json.dumps(["x" * 5] * 10_000),
         ],
         ids=["array", "object", "depth", "strings"],
     )
-    def test_is_linear(self, text: str) -> None:
-        def seconds(part: str) -> float:
-            parser = Partial()
-            start = time.thread_time()
-            for at in range(0, len(part), 4):
-                parser.push(part[at : at + 4])
-                if parser.due:
-                    parser.value()
-            return time.thread_time() - start
+    def test_of_all_copies_is_linear(self, text: str) -> None:
+        parser, copied = Partial(), 0
+        for at in range(0, len(text), 4):
+            parser.push(text[at : at + 4])
+            if parser.due:
+                copied += parser._weight
+                parser.value()
 
-        # Quadratic time would take 16 times as long for four times the text.
-        assert seconds(text) < 10 * max(seconds(text[: len(text) // 4]), 0.02)
+        assert copied <= 80 * len(text)  # quadratic time would be thousands of times the text

@@ -426,7 +426,7 @@ class TestJoiningWithErrors:
 
 
 class TestStreams:
-    @pytest.mark.parametrize("option", [{"n": 2}, {"type": int}, {"choices": ["a"]}])
+    @pytest.mark.parametrize("option", [{"n": 2}, {"retries": 1}, {"choices": ["a"]}])
     async def test_refuse_what_needs_the_whole_output(self, option: Any) -> None:
         async def body(s: State) -> None:
             s += "A "

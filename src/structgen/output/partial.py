@@ -230,7 +230,7 @@ class Partial:
         self._begun = True
         self._changed |= not shown
         if not self._open:
-            self._root, self._mode, self._changed = value, Mode.DONE, True
+            self._root, self._mode = value, Mode.DONE
             return
         container = self._open[-1]
         if isinstance(container, list):

@@ -368,20 +368,30 @@ class State:
         return await operations.call(self._cursor, Calling(gen, box, role, on_error))
 
     def stream(
-        self, name: str | None = None, /, **options: Unpack[CallOptions]
+        self,
+        name: str | Term | None = None,
+        /,
+        *,
+        type: object = str,  # noqa: A002 - the word that users know
+        **options: Unpack[CallOptions],
     ) -> AbstractAsyncContextManager[Pieces]:
         """Generate, and read the text piece by piece: `async with s.stream("x") as pieces:`.
 
         A piece is a str; its `channel` tells reasoning from the answer. Leaving the block keeps
         what was read, in the state and in the variable, and aborts the rest. Leaving it by an
-        exception keeps nothing. Options and errors are those of `gen`; values that need the
-        whole output (`type`, `n`, `choices`, `retries`) are not for streams.
+        exception keeps nothing.
+
+        With `type` the variable is the value, once all of it was read, and has none if the block
+        was left before. `pieces.objects()` gives the JSON value as far as it has come.
+
+        Options and errors are those of `gen`; those that need the whole output (`n`, `choices`,
+        `retries`) are not for streams.
         """
-        if refused := sorted({"type", "n", "pick", "choices", "by", "retries"} & options.keys()):
+        if refused := sorted({"n", "pick", "choices", "by", "retries"} & options.keys()):
             raise OptionError(
                 refused[0], "it needs the whole output, which a stream does not wait for; use gen()"
             )
-        call = expression.call_of(name, str, None, 0, None, None, options)
+        call = expression.call_of(name, type, None, 0, None, None, options)
         assert isinstance(call, Gen), "no choices were given"
         return Pieces(self._cursor, call)
 
