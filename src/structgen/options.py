@@ -278,9 +278,16 @@ def in_words(constraint: Constraint) -> str:
         case Choice(options):
             return f"choice of {_cut(', '.join(map(repr, options)))}"
         case Structure(term):
-            return f"structure {_cut(repr(term))}"
+            return f"structure {_shown(term)}"
         case _:
             assert_never(constraint)
+
+
+def _shown(term: Term) -> str:
+    try:
+        return _cut(repr(term))
+    except RecursionError:
+        return f"of a {type(term).__name__} that is nested very deeply"
 
 
 def _quoted(text: str) -> str:

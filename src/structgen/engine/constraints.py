@@ -7,6 +7,8 @@ Holds  a constraint is compiled once however many requests bring it at the same 
        the grammar, the grammar is dropped. A constraint that is refused, that takes too long or
        that breaks the compiler fails its own requests. At most four threads compile at a time:
        two that are waited for, and two that were given up, since no thread can be stopped.
+       While they do, whoever holds the interpreter lock gives it up after half a millisecond:
+       the thread that computes a step takes it hundreds of times.
 Used   by `engine`.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,6 +35,7 @@ MOST_KEPT = 2_000_000  # size of the grammars that are kept for later requests, 
 COMPILING_AT_ONCE = 2  # threads; what is compiled cannot be interrupted
 MOST_STUCK = 2  # threads that went on after their time; while there are so many, none begins
 COMPILE_SECONDS = 10.0
+BRISK = 0.0005  # seconds
 
 Compiling = Callable[[Constraint, Vocabulary], Grammar]
 
@@ -53,6 +57,7 @@ class Constraints:
         self._alive: WeakValueDictionary[Constraint, Grammar] = WeakValueDictionary()
         self._under_way: dict[Constraint, _Compiling] = {}
         self._places = asyncio.Semaphore(COMPILING_AT_ONCE)
+        self._turns = _Turns()
         self._stuck = 0
         self._closed = False
 
@@ -73,12 +78,7 @@ class Constraints:
             return kept
         found = self._under_way.get(constraint)
         if found is None:
-            if self._stuck >= MOST_STUCK:
-                raise ConstraintError(
-                    f"{in_words(constraint)}: nothing new is compiled at the moment, because "
-                    f"{self._stuck} constraints that came before take more than "
-                    f"{self._seconds:g} s and cannot be stopped; try again later"
-                )
+            self._check_stuck(constraint)
             found = self._under_way[constraint] = _Compiling()
             found.task = asyncio.create_task(
                 self._run(constraint, found), name="structgen compiles a constraint"
@@ -102,6 +102,7 @@ class Constraints:
         """
         self._closed = True
         await outlast(asyncio.gather(*(each.task for each in self._under_way.values())))
+        self._turns.restore()
         self._kept.clear()
 
     async def _run(
@@ -109,17 +110,21 @@ class Constraints:
     ) -> Grammar | ConstraintError | None:
         """Compile when there is a place; None if nobody wants it any more."""
         begun: asyncio.Future[Grammar] | None = None
+        began = 0.0
         try:
             async with asyncio.timeout(self._seconds), self._places:
                 if self._closed or not compiling.waiting:
                     return None
+                self._check_stuck(constraint)
+                began = asyncio.get_running_loop().time()
                 begun = _in_thread(functools.partial(self._compile, constraint, self._vocabulary))
+                self._turns.shorten(begun)
                 # Shielded: it goes on whether or not somebody waits.
                 grammar = await asyncio.shield(begun)
         except ConstraintError as error:
             return error
         except TimeoutError:
-            return self._late(constraint, begun)
+            return self._late(constraint, begun, began)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to these requests
             broken = ConstraintError(
                 f"{in_words(constraint)} broke the compiler: {error!r:.300}; a simpler one may do"
@@ -128,21 +133,38 @@ class Constraints:
             return broken
         finally:
             del self._under_way[constraint]
-        if compiling.waiting and not self._closed:
+        if not compiling.waiting:
+            return None
+        if not self._closed:
             self._keep(constraint, grammar)
         return grammar
 
-    def _late(
-        self, constraint: Constraint, begun: asyncio.Future[Grammar] | None
-    ) -> ConstraintError:
-        """The error for a constraint whose time is over. Its thread, if it has one, goes on."""
-        named, limit = in_words(constraint), f"{self._seconds:g} s (the engine's compile_timeout)"
-        if begun is None:
-            return ConstraintError(
-                f"{named} was not compiled within {limit}, because others were; try again"
+    def _check_stuck(self, constraint: Constraint) -> None:
+        """Begin nothing while too many threads cannot be stopped."""
+        if self._stuck >= MOST_STUCK:
+            raise ConstraintError(
+                f"{in_words(constraint)}: nothing new is compiled at the moment, because "
+                f"{self._stuck} constraints that came before take more than {self._seconds:g} s "
+                "and cannot be stopped; try again later"
             )
+
+    def _late(
+        self, constraint: Constraint, begun: asyncio.Future[Grammar] | None, began: float
+    ) -> ConstraintError:
+        """The error for a constraint whose time is over. Its thread, if it has one, goes on.
+
+        began   when the thread did, if it has one, in the event loop's seconds
+        """
+        named, limit = in_words(constraint), f"{self._seconds:g} s (the engine's compile_timeout)"
+        queued = ConstraintError(
+            f"{named} was not compiled within {limit}, because others were; try again"
+        )
+        if begun is None:
+            return queued
         self._stuck += 1
         begun.add_done_callback(self._ended)
+        if asyncio.get_running_loop().time() - began < self._seconds / 2:
+            return queued
         return ConstraintError(f"{named} takes longer to compile than {limit}; simplify it")
 
     def _ended(self, begun: asyncio.Future[Grammar]) -> None:
@@ -167,6 +189,34 @@ class _Compiling:
 
     def __init__(self) -> None:
         self.waiting = 0
+
+
+class _Turns:
+    """How long one thread may keep the interpreter lock from the others: less while we compile."""
+
+    def __init__(self) -> None:
+        self._compiling = 0
+        self._usual: float | None = None
+
+    def shorten(self, until: asyncio.Future[Grammar]) -> None:
+        """Shorten the turns, until this and all that came before it are done."""
+        self._compiling += 1
+        interval = sys.getswitchinterval()
+        if interval > BRISK:  # if not, another engine shortened them, and will restore them
+            self._usual = interval
+            sys.setswitchinterval(BRISK)
+        until.add_done_callback(self._ended)
+
+    def restore(self) -> None:
+        """Give back what there was, if it was changed."""
+        if self._usual is not None:
+            sys.setswitchinterval(self._usual)
+            self._usual = None
+
+    def _ended(self, _: object) -> None:
+        self._compiling -= 1
+        if not self._compiling:
+            self.restore()
 
 
 def _in_thread(compiling: Callable[[], Grammar]) -> asyncio.Future[Grammar]:
