@@ -18,11 +18,11 @@ Aho and Corasick, "Efficient string matching", CACM 1975.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from structgen.grammar.characters import Ranges, complement, intersection, union
+from structgen.grammar.characters import Ranges, complement, contains, intersection, union
 from structgen.grammar.form.tree import (
     Chars,
     Either,
@@ -84,6 +84,17 @@ class Lexemes:
     def begins(self, number: int) -> int:
         """The first bytes of a lexeme, as bits."""
         return self._automata[number].begins
+
+    def reaches(self, number: int, text: str, after: int) -> Iterator[int]:
+        """After how many characters of a text a lexeme may be whole, before one of `after`."""
+        automaton = self._automata[number]
+        now = set(automaton.first)
+        for length, character in enumerate(text[:-1], start=1):
+            here = {place for place in now if contains(automaton.labels[place], ord(character))}
+            following = 1 << _lead(ord(text[length]))
+            if here & automaton.last and following & after:
+                yield length
+            now = {place for at in here for group in automaton.follow[at] for place in group}
 
     def meeting(self, one: int, other: int) -> Meeting:
         """What there is to know of two lexemes that are legal at the same place."""

@@ -64,6 +64,7 @@ class _Production:
         self._start, self._name = start, name
         self._rules = _in_place(rules)
         self._apart: set[Form] = set()
+        self._cuts: dict[Text, set[int]] = {}  # where texts are taken apart
         self._lexemes = Lexemes()
         self._merged = False
         self._places: dict[int, Form] = {}
@@ -117,7 +118,9 @@ class _Production:
             return self._lexeme(form)
         match form:
             case Text(text):
-                return Row(tuple(self._lexeme(Text(character)) for character in text))
+                ends = sorted(self._cuts[form] | {len(text)})
+                pieces = [text[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+                return Row(tuple(self._cut(Text(piece)) for piece in pieces))
             case Join(parts):
                 return Row(tuple(map(self._cut, self._grouped(form, parts))))
             case Either(options):
@@ -178,6 +181,9 @@ class _Production:
                 elif self._lexemes.meeting(numbers[place], numbers[other]).beyond & after:
                     self._check_free(rival)
                     found.add(rival)
+                    if isinstance(rival, Text):
+                        cuts = self._cuts.setdefault(rival, set())
+                        cuts.update(self._lexemes.reaches(numbers[place], rival.text, after))
         return found
 
     def _check_value(self, value: Value, after: int) -> None:

@@ -96,25 +96,25 @@ VOID = Either()
 
 
 def join(parts: Iterable[Form]) -> Form:
-    """One after the other; texts side by side become one."""
+    """One after the other; texts side by side become one.
+
+    A row inside of a row stays one: it is what the lexer had better read in one piece.
+    """
     found: list[Form] = []
-    for part in parts:
+    for part in map(_plain, parts):
         if part == VOID:
             return VOID
-        for piece in part.parts if isinstance(part, Join) else (_plain(part),):
-            if isinstance(piece, Text) and found and isinstance(found[-1], Text):
-                found[-1] = Text(found[-1].text + piece.text)
-            else:
-                found.append(piece)
+        if isinstance(part, Text) and found and isinstance(found[-1], Text):
+            found[-1] = Text(found[-1].text + part.text)
+        elif part != BLANK:
+            found.append(part)
     return found[0] if len(found) == 1 else Join(tuple(found))
 
 
 def either(options: Iterable[Form]) -> Form:
     """One of several; what comes twice, and what no text fits, is left out."""
-    found: dict[Form, None] = {}
-    for option in options:
-        found |= dict.fromkeys(option.options if isinstance(option, Either) else (_plain(option),))
-    return next(iter(found)) if len(found) == 1 else Either(tuple(found))
+    found = tuple(dict.fromkeys(each for each in map(_plain, options) if each != VOID))
+    return found[0] if len(found) == 1 else Either(found)
 
 
 def repeat(part: Form, least: int, most: int | None) -> Form:
