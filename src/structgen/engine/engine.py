@@ -319,7 +319,8 @@ class Engine:
         async def submit(mailbox: Mailbox) -> int:
             self._check(request)
             grammar = await self._grammar(request)
-            mailbox.enforced = "" if grammar is None else grammar.path
+            if grammar is not None:
+                mailbox.enforced, mailbox.finder = grammar.path, grammar.source.finder
             text = await self._text_stream(request, grammar)
             ids = await self._encode(request)
             return self._submit(request, ids, mailbox, text, grammar=grammar)

@@ -19,6 +19,7 @@ from typing import Any, Self
 import msgspec
 
 from structgen.errors import GenerationError, StructgenError
+from structgen.grammar.source import Finder
 from structgen.request import Delta
 
 
@@ -26,11 +27,14 @@ class Mailbox:
     """Deltas of one request, waiting to be read. One wake-up per step and reader.
 
     enforced   what its end says of that; see `Finish`
+    finder     finds what was captured, which the end says, too; None where nothing is
     """
 
     def __init__(self) -> None:
         self.finished = False
         self.enforced = ""
+        self.finder: Finder | None = None
+        self._text: list[str] = []  # of all deltas, where something is to be found in it
         self._deltas: deque[Delta] = deque()
         self._error: StructgenError | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -65,7 +69,20 @@ class Mailbox:
                 await self._reader
             finally:
                 self._reader = None
-        return self._deltas.popleft()
+        delta = self._deltas.popleft()
+        return delta if self.finder is None else self._with_captures(delta, self.finder)
+
+    def _with_captures(self, delta: Delta, finder: Finder) -> Delta:
+        """The delta, which says what was captured if it is the last one of a complete output.
+
+        Asked for by the reader: what it takes is none of the loop's time.
+        """
+        self._text.append(delta.text)
+        if delta.finish is None or not delta.finish.complete:
+            return delta
+        captures = finder.captures("".join(self._text))
+        finish = msgspec.structs.replace(delta.finish, captures=captures)
+        return msgspec.structs.replace(delta, finish=finish)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
