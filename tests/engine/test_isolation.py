@@ -138,10 +138,10 @@ class TestACompileThatTakesTooLong:
     async def test_and_another_leave_no_place_to_the_queue(self) -> None:
         async with compiling(0.05) as (constraints, _):
             found = await asyncio.gather(
-                *(constraints.compiled(Regex(pattern)) for pattern in ("x1", "x2", "a")),
+                *(constraints.compiled(Regex(pattern)) for pattern in ("x1", "x2", "x3")),
                 return_exceptions=True,
             )
-            await until(lambda: constraints._stuck == 2)
+            assert constraints._stuck >= 2
 
         # Whether it had a moment left depends on the clock.
         assert re.search("nothing new is compiled|because others were; try again", str(found[2]))
