@@ -8,15 +8,19 @@ Used   by `relaxing`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 import jsonschema_rs
 from jsonschema_rs import canonical
 
 from structgen.grammar.schema.bundling import PREFIX
-from structgen.grammar.schema.keywords import Json
+from structgen.grammar.schema.keywords import Json, inner
 
 MOST_CHARACTERS = 20_000  # of a schema, with what it refers to
+MOST_WAYS = 100  # canonical forms write them all out, which cannot be stopped
+MOST_DEPTH = 16  # that is looked at
 MOST_OPENED = 4  # references to references
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -34,6 +38,8 @@ class Algebra:
         schema = self._opened(schema, MOST_OPENED)
         defs = self._reached(schema)
         if len(json.dumps([schema, defs])) > MOST_CHARACTERS:
+            return None
+        if not _Ways(self._defs).are_few((schema, *defs.values())):
             return None
         whole = {"$schema": _DIALECT, "allOf": [schema], "$defs": defs}
         try:
@@ -77,6 +83,8 @@ class Algebra:
         if isinstance(found, bool):
             return found
         found.pop("$schema", None)
+        if found == {"not": {}}:
+            return False
         for name, schema in found.pop("$defs", {}).items():
             if name not in self._defs:
                 return None
@@ -93,6 +101,51 @@ class Algebra:
                     found[name] = self._defs[name]
                     todo.append(self._defs[name])
         return found
+
+
+def is_canonical(root: Json, defs: dict[str, Json]) -> bool:
+    """Whether a bundle has a canonical form that is found soon."""
+    short = len(json.dumps([root, defs])) <= 3 * MOST_CHARACTERS
+    return short and _Ways(defs).are_few((root, *defs.values()))
+
+
+class _Ways:
+    """In how many ways a schema, or one inside of it, may be satisfied: an estimate."""
+
+    def __init__(self, defs: dict[str, Json]) -> None:
+        self._defs = defs
+        self._known: dict[tuple[str, int], float] = {}
+
+    def are_few(self, schemas: Iterable[Json]) -> bool:
+        """Whether a canonical form, which writes them all out, is found soon."""
+        return all(self._of(each, 0) <= MOST_WAYS for each in schemas)
+
+    def _of(self, schema: Json, depth: int) -> float:
+        if not isinstance(schema, dict) or depth > MOST_DEPTH:
+            return 1
+        inside = {steps: self._of(each, depth + 1) for steps, each in inner(schema)}
+        dependent = (schema.get(f"dependent{each}", ()) for each in ("Required", "Schemas"))
+        found = 2.0 ** sum(map(len, dependent))
+        found *= prod(n for steps, n in inside.items() if steps[0] in {"allOf", "dependentSchemas"})
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                found *= sum(n for steps, n in inside.items() if steps[0] == keyword)
+        for keyword in ("if", "not"):
+            if keyword in schema:
+                found *= 1 + inside.get((keyword,), 1) + len(_required(schema[keyword]))
+        if "$ref" in schema:
+            found *= self._named(schema["$ref"].removeprefix(PREFIX), depth + 4)
+        return max(found, *inside.values(), 1.0)
+
+    def _named(self, name: str, depth: int) -> float:
+        if (name, depth) not in self._known:
+            self._known[name, depth] = self._of(self._defs[name], depth)
+        return self._known[name, depth]
+
+
+def _required(schema: Json) -> list[str]:
+    found: list[str] = schema.get("required", []) if isinstance(schema, dict) else []
+    return found
 
 
 def disjoint(

@@ -44,7 +44,7 @@ def bundle(document: Document) -> Bundle:
     if not _ends(root, {name: name not in endless for name in defs}):
         raise refusal(
             "",
-            "no finite value satisfies it: it needs itself, or accepts nothing; make a part optional",
+            "no finite value satisfies it: it needs itself, or is false; make a part optional",
         )
     return Bundle(root, defs, walk.paths, walk.dynamic)
 
@@ -74,6 +74,7 @@ class _Walk:
 
     def _keywords(self, schema: dict[str, Json], path: str) -> dict[str, Json]:
         found: dict[str, Json] = {}
+        more: list[Json] = []
         for keyword, value in schema.items():
             if not known(keyword, self._draft):
                 continue
@@ -87,12 +88,14 @@ class _Walk:
                     if value and bound in schema:
                         found[keyword] = schema[bound]
                 case "dependencies":
-                    found |= self._dependencies(value, path)
+                    more.append(self._dependencies(value, path))
                 case "$dynamicRef" | "$recursiveRef":
                     self.dynamic = True
                     found["$dynamicRef"] = value
                 case _:
                     found[keyword] = self._value(keyword, value, path)
+        if more:
+            found["allOf"] = [*found.get("allOf", ()), *more]
         return found
 
     def _value(self, keyword: str, value: Json, path: str) -> Json:
@@ -159,24 +162,30 @@ def _ends(schema: Json, ending: dict[str, bool]) -> bool:
     if isinstance(schema, bool):
         return schema
     reference = schema.get("$ref")
-    if reference is not None and not ending[reference.removeprefix(PREFIX)]:
-        return False
-    if not all(_ends(each, ending) for each in schema.get("allOf", ())):
-        return False
-    for keyword in ("anyOf", "oneOf"):
-        options = schema.get(keyword)
-        if options is not None and not any(_ends(each, ending) for each in options):
-            return False
+    return (
+        (reference is None or ending[reference.removeprefix(PREFIX)])
+        and all(_ends(each, ending) for each in schema.get("allOf", ()))
+        and all(
+            any(_ends(each, ending) for each in schema[keyword])
+            for keyword in ("anyOf", "oneOf")
+            if keyword in schema
+        )
+        and all(_ends(each, ending) for each in _needed(schema))
+    )
+
+
+def _needed(schema: dict[str, Json]) -> list[Json]:
+    """The schemas of what is inside of every value, as far as the type says."""
     types = schema.get("type")
     if types == "object":
         properties = schema.get("properties", {})
-        return all(_ends(properties.get(name, True), ending) for name in schema.get("required", ()))
+        return [properties.get(name, True) for name in schema.get("required", ())]
     if types == "array":
         first = schema.get("prefixItems", [])
         needed = int(schema.get("minItems", 0))
-        each = [*first, schema.get("items", True)] if needed > len(first) else first[:needed]
-        return all(_ends(item, ending) for item in each)
-    return True
+        more = [schema.get("items", True)] if needed > len(first) else []
+        return [*first[:needed], *more]
+    return []
 
 
 def _pruned(value: Json, endless: set[str]) -> Json:

@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema: since and until which draft there are, and where schemas are in them.
+"""The keywords of JSON Schema: from which draft to which each is one, and where schemas are in it.
 
 Used   by `reading` and `bundling`.
 """
@@ -52,7 +52,8 @@ _SPANS = MappingProxyType(
     | {
         "$recursiveRef": (Draft.DRAFT_2019_09, Draft.DRAFT_2019_09),
         "additionalItems": (Draft.DRAFT_4, Draft.DRAFT_2019_09),
-        "dependencies": (Draft.DRAFT_4, Draft.DRAFT_7),
+        # Later drafts have it only for old schemas; then it is meant.
+        "dependencies": (Draft.DRAFT_4, Draft.DRAFT_2020_12),
     }
 )
 

@@ -5,6 +5,8 @@ Used   by `weakening`.
 
 from __future__ import annotations
 
+import operator
+from decimal import Decimal
 from fractions import Fraction
 
 from structgen.grammar.schema.keywords import Json
@@ -12,6 +14,7 @@ from structgen.grammar.schema.keywords import Json
 _MOST_INTEGER = 2**63 - 1
 _MOST_FLOAT, _LEAST_FLOAT = 1e15, 1e-9
 MOST_MULTIPLE = 1_000_000  # a mask remembers the remainder
+_TENTHS = frozenset(Fraction(1, 10**power) for power in range(1, 7))
 
 
 def is_held(value: Json) -> bool:
@@ -35,9 +38,36 @@ def is_bound(value: float) -> bool:
 
 
 def is_step(value: float) -> bool:
-    """Whether numbers can be held to be multiples of this one."""
+    """Whether numbers can be held to be multiples of this one.
+
+    Of a fraction only if it is one of tenths, hundredths and so on: the backend takes 0.50 for a
+    multiple of 0.25, and 0.5 for none.
+    """
     exact = Fraction(str(value))
-    return exact.numerator <= MOST_MULTIPLE and exact.denominator <= MOST_MULTIPLE
+    whole = exact.denominator == 1
+    return exact.numerator <= MOST_MULTIPLE if whole else exact in _TENTHS
+
+
+def missed(bounds: dict[str, float]) -> list[float]:
+    """Numbers within these bounds that the backend takes to be beyond.
+
+    They are what a bound away from zero begins with: 0.6 of a maximum of 0.64.
+    """
+    found = []
+    for bound in bounds.values():
+        whole, _, fraction = format(Decimal(str(bound)), "f").partition(".")
+        found += [float(f"{whole}.{fraction[:length]}") for length in range(1, len(fraction))]
+    return [each for each in dict.fromkeys(found) if _is_within(each, bounds)]
+
+
+def _is_within(value: float, bounds: dict[str, float]) -> bool:
+    tests = {
+        "minimum": operator.ge,
+        "maximum": operator.le,
+        "exclusiveMinimum": operator.gt,
+        "exclusiveMaximum": operator.lt,
+    }
+    return all(tests[keyword](value, bound) for keyword, bound in bounds.items())
 
 
 def _is_number(value: object) -> bool:

@@ -79,8 +79,10 @@ def _at_least(optional: list[str], least: int, *, closed: bool) -> list[_Option]
         without = [name for name in optional[: chosen[-1]] if name not in present]
         found.append((present, without, False))
     for few in range(0 if closed else least):
-        for names in combinations(optional, few):
-            found.append((list(names), [n for n in optional if n not in names], True))
+        found += (
+            (list(names), [n for n in optional if n not in names], True)
+            for names in combinations(optional, few)
+        )
     return found if len(found) <= MOST_OPTIONS else None
 
 
@@ -109,6 +111,7 @@ class Evaluated:
         self.patterns: dict[str, None] = {}
         self.items = 0
         self.all_names = self.all_items = False
+        self.contains = False  # which items are looked at depends on what they are
         self.exact = True  # False: it depends on the value
         self._defs, self._prefix = defs, prefix
         self._seen: set[str] = set()
@@ -135,6 +138,7 @@ class Evaluated:
             # Under a condition, all may be looked at: then nothing is certain.
             if (self.all_names, self.all_items) != before:
                 self.exact = False
+        self.contains = self.contains or "contains" in schema
         if {"contains", "unevaluatedProperties", "unevaluatedItems"} & schema.keys():
             self.exact = False
 

@@ -180,14 +180,8 @@ class _Translation:
 
     def _item(self, op: Item, argument: Item) -> str:
         inside = _Edge.INSIDE
-        if op is OPS.LITERAL:
-            return self._stand_ins.get(argument) or _literal(argument)
-        if op is OPS.NOT_LITERAL:
-            return f"[^{self._stand_ins.get(argument) or _literal(argument)}]"
-        if op is OPS.ANY:
-            return "(?s:.)" if self._flags & re.DOTALL else _LINE_ENDS
-        if op is OPS.IN:
-            return self._class(list(argument))
+        if op in {OPS.LITERAL, OPS.NOT_LITERAL, OPS.ANY, OPS.IN}:
+            return self._character(op, argument)
         if op is OPS.SUBPATTERN:
             return self._group(argument, inside, inside)
         if op is OPS.BRANCH:
@@ -200,6 +194,14 @@ class _Translation:
             return f"(?:{self.sequence(list(argument), inside, inside)})"
         # What is asserted of a place takes no characters; of what is repeated nothing is known.
         return "" if op in {OPS.AT, OPS.ASSERT, OPS.ASSERT_NOT} else ANYTHING
+
+    def _character(self, op: Item, argument: Item) -> str:
+        if op is OPS.ANY:
+            return "(?s:.)" if self._flags & re.DOTALL else _LINE_ENDS
+        if op is OPS.IN:
+            return self._class(list(argument))
+        one = self._stand_ins.get(argument) or _literal(argument)
+        return one if op is OPS.LITERAL else f"[^{one}]"
 
     def _group(self, argument: Item, left: _Edge, right: _Edge) -> str:
         _, added, removed, items = argument

@@ -23,7 +23,7 @@ from structgen.errors import ConstraintError
 from structgen.grammar.schema.keywords import Draft, Json, inner
 
 MOST_CHARACTERS = 512_000  # of a schema
-MOST_DEPTH = 120  # of values inside each other
+MOST_DEPTH = 125  # of values inside each other
 MOST_PROPERTIES = 1_000  # of one object
 MOST_VALUES = 25_000  # of one enum
 # For the final check, whose patterns nobody vetted: what the engine of the validator may spend.
@@ -89,7 +89,6 @@ def read(schema: str) -> Document:
     if isinstance(root, dict) and not _declared(root):
         root = _without_old_forms(root)
     draft = _draft_of(root)
-    _check_satisfiable(root, draft)
     return Document(root, draft, _validator(root, draft))
 
 
@@ -101,6 +100,37 @@ def refusal(path: str, reason: str) -> ConstraintError:
 def pointer(steps: Iterator[Any] | list[Any]) -> str:
     """Steps as a JSON pointer."""
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
+
+
+def check_satisfiable(document: Document) -> None:
+    """Refuse what certainly accepts nothing, by its innermost cause.
+
+    Raises `ConstraintError`. May take long for schemas with many ways to satisfy them.
+    """
+    if isinstance(document.root, bool):
+        return
+    schema = {**document.root, "$schema": ADDRESSES[document.draft]}
+    try:
+        empty = canonical.find_unsatisfiable(schema, validate_formats=False, offline=True)
+    except (ValueError, jsonschema_rs.ReferencingError):
+        return  # the validator has the same to say, and where
+    if "" not in empty:
+        return
+    place = max(empty, key=lambda each: each.count("/"))
+    causes = [
+        f"#{cause.pointer}: {', '.join(cause.keywords) or 'this schema'}"
+        for cause in _causes(empty[place])
+    ]
+    raise refusal(
+        place,
+        f"nothing satisfies it ({' with '.join(causes) or 'false'}); correct it, or leave it out",
+    )
+
+
+def _causes(reason: object) -> list[canonical.Cause]:
+    found = [getattr(reason, name) for name in getattr(reason, "__match_args__", ())]
+    flat = [each for one in found for each in (one if isinstance(one, list | tuple) else [one])]
+    return [each for each in flat if isinstance(each, canonical.Cause)]
 
 
 # ---------------------------------------------------------------- parsing
@@ -185,11 +215,6 @@ def _without_old_forms(root: Json) -> Json:
                 del schema[exclusive]
                 if flag and bound in schema:
                     schema[exclusive] = schema[bound]
-        if isinstance(dependencies := schema.get("dependencies"), dict):
-            for name, needed in dependencies.items():
-                keyword = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
-                if isinstance(there := schema.setdefault(keyword, {}), dict):
-                    there.setdefault(name, needed)
     return root
 
 
@@ -204,34 +229,6 @@ def _check_draft(root: dict[str, Any], draft: Draft) -> None:
         ) from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise refusal("", f"{error!s:.200}") from None
-
-
-def _check_satisfiable(root: Json, draft: Draft) -> None:
-    """Refuse what certainly accepts nothing, by its innermost cause."""
-    if isinstance(root, bool):
-        return
-    schema = {**root, "$schema": ADDRESSES[draft]}
-    try:
-        empty = canonical.find_unsatisfiable(schema, validate_formats=False, offline=True)
-    except (ValueError, jsonschema_rs.ReferencingError):
-        return  # the validator has the same to say, and where
-    if "" not in empty:
-        return
-    place = max(empty, key=lambda each: each.count("/"))
-    causes = [
-        f"#{cause.pointer}: {', '.join(cause.keywords) or 'this schema'}"
-        for cause in _causes(empty[place])
-    ]
-    raise refusal(
-        place,
-        f"nothing satisfies it ({' with '.join(causes) or 'false'}); correct it, or leave it out",
-    )
-
-
-def _causes(reason: object) -> list[canonical.Cause]:
-    found = [getattr(reason, name) for name in getattr(reason, "__match_args__", ())]
-    flat = [each for one in found for each in (one if isinstance(one, list | tuple) else [one])]
-    return [each for each in flat if isinstance(each, canonical.Cause)]
 
 
 def _declared(root: dict[str, Any]) -> re.Match[str] | None:

@@ -74,8 +74,8 @@ class References:
 
     def _pointed(self, resource: Json, base: str, fragment: str, path: str) -> Json:
         found = resource
-        for step in fragment[1:].split("/"):
-            step = step.replace("~1", "/").replace("~0", "~")
+        for written in fragment[1:].split("/"):
+            step = written.replace("~1", "/").replace("~0", "~")
             if isinstance(found, dict) and step in found:
                 found = found[step]
             elif isinstance(found, list) and step.isdigit() and int(step) < len(found):

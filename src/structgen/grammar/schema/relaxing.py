@@ -7,16 +7,25 @@ Used   by `compiler`, and by `structure` for JSON inside of larger forms.
 
 from __future__ import annotations
 
+import json
+import math
+
 import msgspec
 
-from structgen.grammar.schema.bundling import bundle
+from structgen.grammar.schema.algebra import is_canonical
+from structgen.grammar.schema.bundling import Bundle, bundle
+from structgen.grammar.schema.effort import Effort
 from structgen.grammar.schema.judging import JsonJudge
+from structgen.grammar.schema.keywords import Json
 from structgen.grammar.schema.layout import layout
-from structgen.grammar.schema.reading import read
+from structgen.grammar.schema.reading import check_satisfiable, read
 from structgen.grammar.schema.settling import Settled
 from structgen.grammar.schema.weakening import Weakening
 from structgen.grammar.source import Judge, Source
 from structgen.request import JsonSchema
+
+MOST_GROWTH = 3.0  # by what says it more exactly
+SMALL = 3_000  # characters, whatever it was before
 
 
 class Relaxed(msgspec.Struct, frozen=True):
@@ -43,13 +52,31 @@ def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
     options = layout(separators)
     document = read(schema)
     bundled = bundle(document)
-    walk = Weakening(bundled)
-    root = walk.schema(bundled.root, "")
-    defs = {name: walk.schema(each, bundled.paths[name]) for name, each in bundled.defs.items()}
+    if is_canonical(bundled.root, bundled.defs):
+        check_satisfiable(document)
+    walk, root, defs = _weakened(bundled, MOST_GROWTH)
     settled = Settled(root, defs, bundled.paths, options)
     text = settled.settle()
     unmasked = tuple(walk.notes | settled.notes)
-    return Relaxed(text, JsonJudge(document.validator), unmasked)
+    return Relaxed(text, JsonJudge(document.validator, Effort(bundled)), unmasked)
+
+
+def _weakened(bundled: Bundle, growth: float) -> tuple[Weakening, Json, dict[str, Json]]:
+    """The walk, and what it made of the schema and its definitions.
+
+    Without subtraction if that makes it `growth` times as long.
+    """
+    subtracting = growth < math.inf
+    walk = Weakening(bundled, subtracting=subtracting)
+    root = walk.schema(bundled.root, "")
+    defs = {name: walk.schema(each, bundled.paths[name]) for name, each in bundled.defs.items()}
+    if subtracting and _length(root, defs) > growth * _length(bundled.root, bundled.defs) + SMALL:
+        return _weakened(bundled, math.inf)
+    return walk, root, defs
+
+
+def _length(*values: Json) -> int:
+    return len(json.dumps(values, ensure_ascii=False))
 
 
 def source_of(constraint: JsonSchema) -> Source:

@@ -52,6 +52,7 @@ class Settled:
 
     def settle(self) -> str:
         """Weaken what is refused. Returns what stands behind `%json`; raises `ConstraintError`."""
+        error = ""
         for _ in range(MOST_ROUNDS):
             text = self._text(self.root, self.defs)
             error = self._error(text)
@@ -108,11 +109,27 @@ class Settled:
             if self._fails(each, defs):
                 weaker = self._weakened(each, defs, path + pointer(list(steps)))
                 return _with(schema, steps, weaker)
+        if (shorter := self._shortened(schema, defs, path)) is not None:
+            return shorter
         for keywords in (*_DROPPED, *_OTHERS):
             rest = {key: value for key, value in schema.items() if key not in keywords}
             if len(rest) < len(schema) and not self._fails(rest, defs):
                 return self._noted(schema, rest, path)
         return self._bare(schema, path)
+
+    def _shortened(
+        self, schema: dict[str, Json], defs: dict[str, Json], path: str
+    ) -> dict[str, Json] | None:
+        """The schema with fewer of what has to hold at once, if that helps."""
+        parts = schema.get("allOf", ())
+        length = len(parts) // 2
+        while length:
+            rest = {**schema, "allOf": parts[:length]}
+            if not self._fails(rest, defs):
+                self.notes[f"#{path}: allOf"] = None
+                return rest
+            length //= 2
+        return None
 
     def _bare(self, schema: dict[str, Json], path: str) -> Json:
         return self._noted(schema, {k: v for k, v in schema.items() if k == "type"}, path)

@@ -8,14 +8,23 @@ Used   by `relaxing`.
 from __future__ import annotations
 
 from itertools import combinations, permutations
-from math import prod
 
 from structgen.grammar.schema import objects, patterns
 from structgen.grammar.schema.algebra import Algebra, disjoint
 from structgen.grammar.schema.bundling import PREFIX, Bundle
 from structgen.grammar.schema.keywords import Json
-from structgen.grammar.schema.numbers import is_bound, is_held, is_step
+from structgen.grammar.schema.numbers import is_bound, is_held, is_step, missed
 from structgen.grammar.schema.reading import pointer
+from structgen.grammar.schema.shapes import (
+    allowed_names,
+    excluded,
+    has_loose_names,
+    type_of,
+    types_of,
+    values_of,
+    width,
+    within,
+)
 
 MOST_PAIRS = 1_000  # branches of a oneOf that are compared with each other
 MOST_OTHERS = 8  # branches that are taken out of another
@@ -43,26 +52,32 @@ Object = dict[str, Json]
 class Weakening:
     """One walk over a bundle."""
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, *, subtracting: bool = True) -> None:
+        """`subtracting`: whether to take branches of a oneOf out of each other, which is long."""
+        self.subtracting = subtracting
         self.notes: dict[str, None] = {}  # in order, as "path: keyword"
         self._defs = bundle.defs
         self._algebra = Algebra(bundle.defs, certain=not bundle.dynamic)
         self._negating = 0
 
-    def schema(self, schema: Json, path: str) -> Json:
-        """Weaken a schema; `path` is its place as a JSON pointer."""
+    def schema(self, schema: Json, path: str, around: Object | None = None) -> Json:
+        """Weaken a schema.
+
+        path     its place as a JSON pointer
+        around   a schema that is satisfied, too, by what this one is about
+        """
         if isinstance(schema, bool):
             return schema
-        return _Node(self, schema, path).weakened()
+        return _Node(self, schema, path, around or {}).weakened()
 
     def note(self, path: str, keyword: str) -> None:
         """Note that only the final check enforces a keyword."""
         self.notes[f"#{path}: {keyword}"] = None
 
-    def complement(self, schema: Json, path: str, keyword: str) -> Json | None:
+    def complement(self, schema: Json, path: str, keyword: str, around: Object) -> Json | None:
         """What does not satisfy a schema, weakened; None if nothing is known of it."""
         found = self._algebra.complement(schema)
-        return None if found is None else self.negated(found, path, keyword)
+        return None if found is None else self.negated(within(found, around), path, keyword)
 
     def negated(self, found: Json, path: str, keyword: str) -> Json | None:
         """Weaken what came of a negation, whose own negations are final."""
@@ -92,11 +107,17 @@ class Weakening:
 class _Node:
     """One schema on its way."""
 
-    def __init__(self, walk: Weakening, schema: Object, path: str) -> None:
+    def __init__(self, walk: Weakening, schema: Object, path: str, around: Object) -> None:
         self._walk, self._schema, self._path = walk, schema, path
+        self._around: Object = {}
+        self._around |= {key: schema[key] for key in ("type", "properties") if key in schema}
+        if "properties" in around:
+            self._around["properties"] = around["properties"] | schema.get("properties", {})
+        if "type" in around:
+            self._around.setdefault("type", around["type"])
         self._found: Object = {}
         self._more: list[Json] = []  # schemas that have to be satisfied, too
-        self._types = _types(schema)
+        self._types = types_of(self._around)
 
     def weakened(self) -> Json:
         """The schema, weakened."""
@@ -104,6 +125,7 @@ class _Node:
         for keyword in (*_ORDER, *(key for key in schema if key not in _ORDER)):
             if keyword in schema:
                 self._keyword(keyword, schema[keyword])
+        self._bounds()
         more = [each for each in self._more if each not in (True, {})]
         if False in more:
             return False
@@ -112,9 +134,21 @@ class _Node:
         return self._found
 
     def _keyword(self, keyword: str, value: Json) -> None:
+        if keyword in {"type", "required", "$ref"}:
+            self._found[keyword] = value
+        elif keyword in {"properties", "allOf", "anyOf", "prefixItems", "items"}:
+            self._found[keyword] = self._inside(keyword, value)
+        elif keyword in _COUNTS:
+            self._count(keyword, int(value))
+        elif keyword in _BOUNDS or keyword == "multipleOf":
+            held = is_bound(value) if keyword in _BOUNDS else is_step(value)
+            self._keep(keyword, value, kept=held)
+        else:
+            self._single(keyword, value)
+
+    def _single(self, keyword: str, value: Json) -> None:
+        """Keywords of which a mask knows a part."""
         match keyword:
-            case "type" | "required" | "$ref":
-                self._found[keyword] = value
             case "const" | "enum":
                 self._values(keyword, [value] if keyword == "const" else value)
             case "pattern":
@@ -122,16 +156,15 @@ class _Node:
             case "format":
                 if isinstance(value, str) and value in FORMATS:
                     self._found[keyword] = value
-            case "properties" | "allOf" | "anyOf" | "prefixItems" | "items":
-                self._found[keyword] = self._inside(keyword, value)
-            case "patternProperties" | "additionalProperties" | "propertyNames":
-                self._names(keyword, value)
+            case "patternProperties":
+                self._name_patterns(value)
+            case "additionalProperties":
+                if not has_loose_names(self._schema):
+                    self._found[keyword] = self._inside(keyword, value)
+            case "propertyNames":
+                self._property_names(value)
             case "oneOf":
                 self._one_of(value)
-            case _ if keyword in _COUNTS:
-                self._count(keyword, int(value))
-            case _ if keyword in _BOUNDS or keyword == "multipleOf":
-                self._keep(keyword, value, is_step(value) if keyword[1] == "u" else is_bound(value))
             case _:
                 self._whole(keyword, value)
 
@@ -160,7 +193,7 @@ class _Node:
     def _note(self, keyword: str) -> None:
         self._walk.note(self._path, keyword)
 
-    def _keep(self, keyword: str, value: Json, kept: bool) -> None:
+    def _keep(self, keyword: str, value: Json, *, kept: bool) -> None:
         if kept:
             self._found[keyword] = value
         else:
@@ -169,7 +202,8 @@ class _Node:
     def _inside(self, keyword: str, value: Json) -> Json:
         place = f"{self._path}/{keyword}"
         if isinstance(value, list):
-            return [self._walk.schema(each, f"{place}/{n}") for n, each in enumerate(value)]
+            around = None if keyword == "prefixItems" else self._around
+            return [self._walk.schema(each, f"{place}/{n}", around) for n, each in enumerate(value)]
         if keyword in {"properties", "patternProperties"}:
             return {
                 name: self._walk.schema(each, f"{place}{pointer([name])}")
@@ -179,7 +213,7 @@ class _Node:
 
     def _add(self, schema: Json) -> None:
         """Add a schema of our own making."""
-        self._more.append(self._walk.schema(schema, self._path))
+        self._more.append(self._walk.schema(schema, self._path, self._around))
 
     # ------------------------------------------------------------ values
 
@@ -189,7 +223,7 @@ class _Node:
             self._found[keyword] = values[0] if keyword == "const" else values
             return
         self._note(keyword)
-        types = {_type(value) for value in values if not is_held(value)}
+        types = {type_of(value) for value in values if not is_held(value)}
         self._more.append({"anyOf": [{"enum": held}, *({"type": each} for each in sorted(types))]})
 
     def _count(self, keyword: str, value: int) -> None:
@@ -201,6 +235,14 @@ class _Node:
         if keyword.startswith("min"):
             self._found[keyword] = most
 
+    def _bounds(self) -> None:
+        """What the backend takes to be beyond a bound, though it is not, is let through."""
+        bounds = {each: self._found[each] for each in _BOUNDS if each in self._found}
+        if others := missed(bounds):
+            self._more.append({"anyOf": [bounds, {"enum": others}]})
+            for each in bounds:
+                del self._found[each]
+
     def _pattern(self, value: str) -> None:
         found = patterns.translated(value)
         if found is None or not found.exact:
@@ -211,15 +253,13 @@ class _Node:
     # ------------------------------------------------------------ combinations
 
     def _one_of(self, branches: list[Json]) -> None:
-        place = f"{self._path}/oneOf"
-        weak = [self._walk.schema(each, f"{place}/{n}") for n, each in enumerate(branches)]
+        weak = self._inside("oneOf", branches)
         if len(branches) * (len(branches) - 1) // 2 > MOST_PAIRS:
             self._note("oneOf")
             self._more.append({"anyOf": weak})
             return
         algebra = self._walk.algebra
-        around = {key: each for key, each in self._schema.items() if key != "oneOf"}
-        forms = [algebra.of({"allOf": [around, each]}) for each in branches]
+        forms = [algebra.of({"allOf": [self._around, each]}) for each in branches]
         against: list[list[Json]] = [[] for _ in branches]
         for left, right in combinations(range(len(branches)), 2):
             if not disjoint(forms[left], forms[right]):
@@ -237,86 +277,67 @@ class _Node:
         """A weakened schema, save what satisfies others."""
         if not others:
             return weak
-        if len(others) > MOST_OTHERS:
+        if len(others) > MOST_OTHERS or not self._walk.subtracting:
             self._note("oneOf")
             return weak
         found: list[Json] = []
-        width = 1
+        ways = 1
         for each in others:
-            left = self._walk.complement(each, self._path, "oneOf")
-            width *= 1 if left is None else _width(left)
-            if left is None or width > MOST_WIDTH:
+            left = self._walk.complement(each, self._path, "oneOf", self._around)
+            ways *= 1 if left is None else width(left)
+            if left is None or ways > MOST_WIDTH:
                 self._note("oneOf")
                 break
             found.append(left)
         return {"allOf": [weak, *found]}
 
     def _not(self, value: Json) -> None:
-        words = self._excluded(value)
+        if value in (True, {}, False):
+            self._more.append(value is False)
+            return
+        words = excluded(value, self._types)
         if words is not None:
             self._more.append({"pattern": f"^(?:{words})$"})
             return
         if self._walk.algebra.is_empty({"allOf": [value, self._beside("not")]}):
             return
-        found = self._walk.complement(value, self._path, "not")
+        found = self._walk.complement(value, self._path, "not", self._around)
         if found is None:
             self._note("not")
         else:
             self._more.append(found)
 
-    def _excluded(self, value: Json) -> str | None:
-        """A pattern for all strings but some, where the schema is of strings."""
-        if self._types != {"string"} or not isinstance(value, dict):
-            return None
-        words = value.get("enum", [value["const"]] if "const" in value else None)
-        if words is None or value.keys() - {"enum", "const", "type"}:
-            return None
-        return patterns.other_than(word for word in words if isinstance(word, str))
-
     def _if(self, condition: Json) -> None:
         branches = []
         then, other = self._schema.get("then", True), self._schema.get("else", True)
-        if then is True and other is True:
+        if then is other is True:
+            return
+        if isinstance(condition, bool):
+            place = f"{self._path}/{'then' if condition is True else 'else'}"
+            branch = then if condition is True else other
+            self._more.append(self._walk.schema(branch, place, self._around))
             return
         place = self._path
         met = [
-            self._walk.schema(condition, f"{place}/if"),
-            self._walk.schema(then, f"{place}/then"),
+            self._walk.schema(condition, f"{place}/if", self._around),
+            self._walk.schema(then, f"{place}/then", self._around),
         ]
         branches.append({"allOf": met})
-        unmet = self._walk.complement(condition, place, "if")
+        unmet = self._walk.complement(condition, place, "if", self._around)
         if unmet is None:
             self._note("if")
         rest = [] if unmet is None else [unmet]
-        branches.append({"allOf": [*rest, self._walk.schema(other, f"{place}/else")]})
+        branches.append({"allOf": [*rest, self._walk.schema(other, f"{place}/else", self._around)]})
         self._more.append({"anyOf": branches})
 
     def _beside(self, keyword: str) -> Object:
-        return {key: each for key, each in self._schema.items() if key != keyword}
+        rest = {key: each for key, each in self._schema.items() if key != keyword}
+        return {"allOf": [self._around, rest]}
 
     # ------------------------------------------------------------ objects
 
-    def _names(self, keyword: str, value: Json) -> None:
-        match keyword:
-            case "patternProperties":
-                self._name_patterns(value)
-            case "additionalProperties":
-                if not self._loose_names():
-                    self._found[keyword] = self._inside(keyword, value)
-            case _:
-                self._property_names(value)
-
-    def _loose_names(self) -> bool:
-        """Whether which keys have a pattern is more than the mask knows."""
-        schema = self._schema
-        found = [patterns.translated(each) for each in schema.get("patternProperties", ())]
-        if all(each is not None and each.exact for each in found):
-            return False
-        closed = schema.get("additionalProperties") is False and len(found) == 1
-        return not (closed and None not in found)
-
     def _name_patterns(self, value: dict[str, Json]) -> None:
-        if self._loose_names():
+        if has_loose_names(self._schema):
             self._note("patternProperties")
             return
         found: Object = {}
@@ -330,7 +351,10 @@ class _Node:
         self._found["patternProperties"] = found
 
     def _property_names(self, value: Json) -> None:
-        allowed = self._allowed_names(value)
+        if isinstance(value, bool):
+            self._more.append({"maxProperties": 0} if value is False else True)
+            return
+        allowed = allowed_names(value)
         properties = self._schema.get("properties", {})
         other = self._schema.get("additionalProperties", True)
         # A pattern is for declared names, too, and what others may be is not.
@@ -345,30 +369,13 @@ class _Node:
             if self._walk.algebra.is_empty({"allOf": [value, {"const": name}]}):
                 self._found["properties"][name] = False
 
-    def _allowed_names(self, value: Json) -> str | None:
-        """A pattern for the names that a schema allows; noted if it allows others, too."""
-        if not isinstance(value, dict):
-            return None
-        rest = value.keys() - {"type", "format"}
-        if rest == {"pattern"}:
-            found = patterns.translated(value["pattern"])
-            return f"^(?:{found.source})$" if found is not None and found.exact else None
-        if rest in ({"enum"}, {"const"}):
-            words = value.get("enum", [value.get("const")])
-            names = [word for word in words if isinstance(word, str)]
-            return f"^(?:{patterns.one_of(names)})$" if names else None
-        if rest and rest <= {"minLength", "maxLength"}:
-            most = value.get("maxLength")
-            length = patterns.of_length(int(value.get("minLength", 0)), most and int(most))
-            return f"^(?:{length})$"
-        return None
-
     def _dependent(self, keyword: str, value: dict[str, Json]) -> None:
         only = self._types == {"object"}
+        most = MOST_DEPENDENT if only else MOST_DEPENDENT // 2
         for count, (name, needed) in enumerate(value.items()):
             if needed in ([], True):
                 continue
-            if count >= MOST_DEPENDENT:
+            if count >= most:
                 self._note(keyword)
                 return
             self._add(objects.dependent(name, needed, only_objects=only))
@@ -409,7 +416,7 @@ class _Node:
         most = schema.get("maxItems", MOST_ITEMS)
         if not value or most <= 1:
             return
-        values = _values_of(schema.get("items"))
+        values = values_of(schema.get("items"))
         if values is None or "prefixItems" in schema:
             self._note("uniqueItems")
             return
@@ -433,7 +440,7 @@ class _Node:
         if not found.exact:
             self._note(keyword)
         if keyword == "unevaluatedItems":
-            if not found.all_items:
+            if not found.all_items and not found.contains:
                 self._add({"prefixItems": [True] * found.items, "items": value})
             return
         if not found.all_names:
@@ -444,49 +451,3 @@ class _Node:
                     "additionalProperties": value,
                 }
             )
-
-
-def _types(schema: Object) -> set[str] | None:
-    """The types that a schema names, if it does."""
-    types = schema.get("type")
-    return None if types is None else {types} if isinstance(types, str) else set(types)
-
-
-def _width(schema: Json) -> int:
-    """In how many ways a weakened schema can be satisfied, as it is written."""
-    if not isinstance(schema, dict):
-        return 1
-    ways = prod(_width(each) for each in schema.get("allOf", ()))
-    return ways * max(1, sum(_width(each) for each in schema.get("anyOf", ())))
-
-
-def _type(value: object) -> str:
-    """The type of a JSON value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
-
-
-def _values_of(schema: Json) -> list[Json] | None:
-    """All values that satisfy a schema, if it lists them."""
-    if not isinstance(schema, dict):
-        return None
-    if schema.get("type") == "boolean":
-        return [False, True]
-    if schema.keys() <= {"enum", "type"} and "enum" in schema:
-        types = _types(schema)
-        if types is None or (
-            types == {"string"} and all(isinstance(v, str) for v in schema["enum"])
-        ):
-            return list({str(type(v)) + str(v): v for v in schema["enum"]}.values())
-    return None
