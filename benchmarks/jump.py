@@ -1,0 +1,202 @@
+"""Jump-forward on against off, and what masks cost: structured output on the default model.
+
+    python -m benchmarks.jump [--repeats 20] [--json OUT] [--only jump|mask] [--batch 16]
+
+Jump-forward: requests for records of ten fields, all at once, on an engine that takes forced tokens
+without drawing them and on one that does not. Masks: the same number of tokens with a constraint
+that leaves every choice and without, nothing forced; the extra seconds of a step. Each repeat runs
+both sides, one after the other and in turns first; ratios are medians of those within a repeat.
+Nothing else may run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from structgen import Engine
+from structgen.request import Completion
+
+# As `json.dumps` writes it.
+RECORD = (
+    r'\{"first_name": "[A-Z][a-z]{1,11}", "last_name": "[A-Z][a-z]{1,11}", '
+    r'"date_of_birth": "(19[0-9]{2}|20[01][0-9])-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])", '
+    r'"country_of_residence": "[A-Z][a-z]{2,14}", "profession": "[a-z]{3,14}", '
+    r'"years_of_experience": [1-4][0-9], "is_married": (true|false), '
+    r'"number_of_children": [0-9], "favourite_language": "(English|French|German|Spanish)", '
+    r'"subscribed_to_newsletter": (true|false)\}'
+)
+PROMPT = "Customer no. {number} of our shop in {town}. The record in the database is, as JSON:\n"
+TOWNS = ("Lyon", "Cologne", "Leeds", "Seville")
+RECORD_TOKENS = 200
+# Every text of this many characters at most: what it allows is nearly everything, always.
+ANYTHING = r"[^\x00]{1,4000}"
+MASK_TOKENS = 32
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What one side of a repeat brought."""
+
+    seconds: float
+    steps: int
+    done: list[Completion]
+
+    @property
+    def tokens(self) -> int:
+        """Of all outputs."""
+        return sum(each.usage.completion_tokens for each in self.done)
+
+    @property
+    def rate(self) -> float:
+        """Output tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.seconds / self.steps
+
+
+async def timed(engine: Engine, batch: int, repeat: int, **options: Any) -> Run:
+    """All requests of one side at once; other prompts and seeds in each repeat, the same on both
+    sides."""
+    prompts = [
+        PROMPT.format(number=1000 * repeat + number, town=TOWNS[number % len(TOWNS)])
+        for number in range(batch)
+    ]
+    before, started = engine.statistics().steps, time.perf_counter()
+    done = await asyncio.gather(
+        *(
+            engine.generate(prompt, seed=1000 * repeat + number, **options)
+            for number, prompt in enumerate(prompts)
+        )
+    )
+    seconds = time.perf_counter() - started
+    engine.flush_cache()
+    return Run(seconds, engine.statistics().steps - before, done)
+
+
+async def pair(
+    sides: dict[str, tuple[Engine, dict[str, Any]]], batch: int, repeat: int
+) -> dict[str, Run]:
+    """One repeat: every side once, in turns first."""
+    names = list(sides) if repeat % 2 else list(reversed(sides))
+    return {name: await timed(sides[name][0], batch, repeat, **sides[name][1]) for name in names}
+
+
+async def quality(engine: Engine, run: Run) -> dict[str, float]:
+    """Of the outputs of a run: what is valid, forced, spelled canonically; how likely they are."""
+    tokenizer = engine.loaded.checkpoint.tokenizer
+    canonical = total = length = 0
+    likely: list[float] = []
+    for done in run.done:
+        ids = tuple(tokenizer.encode(done.text, start=False))
+        # Without the end token, if one was drawn.
+        canonical += sum(a == b for a, b in zip(ids, done.tokens, strict=False))
+        total += len(done.tokens)
+        length += len(done.text.encode())
+        likely += [entry.logprob for entry in done.logprobs if entry.logprob is not None]
+    texts = [done.text for done in run.done]
+    return {
+        "valid": sum(bool(re.fullmatch(RECORD, text)) for text in texts) / len(texts),
+        "complete": sum(done.finish.complete for done in run.done) / len(run.done),
+        "forced": sum(done.finish.forced for done in run.done) / run.tokens,
+        "canonical tokens": canonical / total,
+        "canonical outputs": sum(
+            tuple(tokenizer.encode(done.text, start=False)) == done.tokens for done in run.done
+        )
+        / len(run.done),
+        "log-probability per byte": sum(likely) / length,
+    }
+
+
+async def jumping(
+    on: Engine, off: Engine, batch: int, repeats: int, temperature: float
+) -> dict[str, object]:
+    """Output tokens per second with jump-forward and without, and what the outputs are like."""
+    options = {"regex": RECORD, "max_tokens": RECORD_TOKENS, "temperature": temperature}
+    sides = {"on": (on, options), "off": (off, options)}
+    await pair(sides, batch, 999)  # warm up
+    runs = [await pair(sides, batch, repeat) for repeat in range(repeats)]
+    rates = [run["on"].rate / run["off"].rate for run in runs]
+    whole = [run["off"].seconds / run["on"].seconds for run in runs]
+    row: dict[str, object] = {
+        "tokens/s ratio": statistics.median(rates),
+        "tokens/s range": [min(rates), max(rates)],
+        "seconds ratio": statistics.median(whole),
+    }
+    scored = {
+        name: (engine, {**given, "logprobs": True}) for name, (engine, given) in sides.items()
+    }
+    looked_at = await pair(scored, batch, 0)
+    for name, (engine, _) in sides.items():
+        row[f"{name}: tokens/s"] = statistics.median(run[name].rate for run in runs)
+        row[f"{name}: seconds"] = statistics.median(run[name].seconds for run in runs)
+        row[f"{name}: ms/step"] = 1000 * statistics.median(run[name].step for run in runs)
+        row[f"{name}: steps"] = statistics.median(run[name].steps for run in runs)
+        found = await quality(engine, looked_at[name])
+        row |= {f"{name}: {what}": value for what, value in found.items()}
+    return row
+
+
+async def masking(engine: Engine, batch: int, repeats: int) -> dict[str, object]:
+    """The time of a step with masks over that of one without, at equal numbers of tokens."""
+    ends = [(token, -100.0) for token in engine.defaults.end_ids]
+    free = {"max_tokens": MASK_TOKENS, "temperature": 0.7, "logit_bias": dict(ends)}
+    sides = {"masked": (engine, {**free, "regex": ANYTHING}), "free": (engine, free)}
+    await pair(sides, batch, 999)  # warm up
+    runs = [await pair(sides, batch, repeat) for repeat in range(repeats)]
+    ratios = [run["masked"].seconds / run["free"].seconds for run in runs]
+    return {
+        "step ratio": statistics.median(ratios),
+        "step range": [min(ratios), max(ratios)],
+        "masked: ms/step": 1000 * statistics.median(run["masked"].step for run in runs),
+        "free: ms/step": 1000 * statistics.median(run["free"].step for run in runs),
+        "equal tokens": all(run["masked"].tokens == run["free"].tokens for run in runs),
+    }
+
+
+async def main(batch: int, repeats: int, only: str) -> dict[str, object]:
+    """Run everything; prints a block per measurement."""
+    report: dict[str, object] = {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "load": os.getloadavg()[0],
+        "batch": batch,
+    }
+    options: dict[str, Any] = {"dtype": "float32", "slots": 20_000}
+    async with Engine(**options) as on, Engine(**options, jump_forward=False) as off:
+        if only != "mask":
+            for name, temperature in (("greedy", 0.0), ("sampled", 0.7)):
+                row = await jumping(on, off, batch, repeats, temperature)
+                _show(report, f"jump, {name}", row)
+        if only != "jump":
+            _show(report, "mask", await masking(off, batch, repeats))
+    return report
+
+
+def _show(report: dict[str, object], name: str, row: dict[str, object]) -> None:
+    report[name] = row
+    print(f"{name}: {json.dumps(row, indent=2)}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--only", default="", choices=("", "jump", "mask"))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    outcome = asyncio.run(main(arguments.batch, arguments.repeats, arguments.only))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(outcome, indent=2) + "\n")
