@@ -26,6 +26,7 @@ from structgen.chat import Message
 from structgen.errors import StructgenError
 from structgen.options import GenOptions
 from structgen.output.choices import ChoiceScore
+from structgen.output.tools import Called, ToolCall, describe_tools
 
 # Python binds `structgen.program` to the folder when it is imported first, which is here: so the
 # decorator, bound after it, stays.
@@ -92,6 +93,7 @@ __all__ = (
     "BatchResults",
     "Branches",
     "CallOptions",
+    "Called",
     "Capabilities",
     "Choice",
     "ChoiceScore",
@@ -128,6 +130,7 @@ __all__ = (
     "Text",
     "TokenLogprob",
     "Tokens",
+    "ToolCall",
     "Usage",
     "Vote",
     "Want",
@@ -137,6 +140,7 @@ __all__ = (
     "assistant_begin",
     "assistant_end",
     "blocking",
+    "describe_tools",
     "errors",
     "gen",
     "image",

@@ -68,7 +68,8 @@ def run_page(page: Path, names: dict[str, Any]) -> tuple[list[str], list[str]]:
     for number, (block, output) in enumerate(blocks(page)):
         stdout = io.StringIO()
         with contextlib.redirect_stdout(stdout):
-            exec(compile(block, f"{page.name} block {number}", "exec"), names)
+            code = compile(block, f"{page.name} block {number}", "exec", dont_inherit=True)
+            exec(code, names)
         claimed.append(output)
         printed.append(stdout.getvalue() if output else "")
     return claimed, printed

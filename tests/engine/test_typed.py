@@ -30,8 +30,13 @@ class Town(pydantic.BaseModel):
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
 async def engine(default_model: Path) -> AsyncIterator[Engine]:
-    async with Engine(default_model) as engine:
+    async with Engine(default_model, slots=4000) as engine:
         yield engine
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+FILES = ("programs.py", "language.py", "structured.py")
 ROOT = HERE.parents[1]
 
 
@@ -29,7 +30,7 @@ def outcome(*command: str) -> tuple[int, str]:
 def test_mypy_agrees() -> None:
     pytest.importorskip("mypy", reason="mypy is in the extra `dev`")
 
-    code, output = outcome("mypy", str(HERE / "programs.py"), str(HERE / "language.py"))
+    code, output = outcome("mypy", *(str(HERE / name) for name in FILES))
 
     assert code == 0, output
 
