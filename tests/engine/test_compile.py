@@ -18,7 +18,8 @@ from structgen.grammar.compiler import Grammar, compile_constraint
 from structgen.grammar.matcher import Vocabulary
 from structgen.program.program import program
 from structgen.program.state import State
-from structgen.request import Choice, Constraint, Regex
+from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex, Structure
+from structgen.terms import literal, regex
 
 PROMPT = "the quick brown fox"
 NUMBER = r"[-+]?[0-9]{1,3}\.[0-9]{2}"
@@ -73,6 +74,28 @@ class TestACompiledConstraint:
             assert not form.accepts("categor")
             assert not form.accepts("cat ")
             assert not form.accepts("")
+
+    @pytest.mark.parametrize(
+        ("given", "constraint", "accepted", "refused"),
+        [
+            (int, JsonSchema(int), "12", "1.5"),
+            (list[int], JsonSchema(list[int]), "[1, 2]", '["1"]'),
+            ({"enum": ["a"]}, JsonSchema({"enum": ["a"]}), '"a"', '"b"'),
+            ('{"const": 1}', JsonSchema('{"const": 1}'), "1", "2"),
+            (True, JsonSchema(True), '{"a": [null]}', "{"),
+            (literal("a") + regex("b+"), Structure(literal("a") + regex("b+")), "abb", "a"),
+            (Ebnf('root ::= "a" | "b" root'), Ebnf('root ::= "a" | "b" root'), "bba", "bb"),
+        ],
+    )
+    async def test_may_be_made_of_a_schema_a_type_or_a_term(
+        self, tiny_model: Path, given: Any, constraint: Constraint, accepted: str, refused: str
+    ) -> None:
+        async with new_engine(tiny_model) as engine:
+            form = await engine.compile(given)
+
+            assert form.constraint == constraint
+            assert form.accepts(accepted)
+            assert not form.accepts(refused)
 
     async def test_says_what_it_is_and_what_enforces_it(self, tiny_model: Path) -> None:
         async with new_engine(tiny_model) as engine:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from structgen.cli.constraint import EbnfOption, RegexOption, SchemaOption, constraint_options
 from structgen.cli.engine import Opening, run_loop
 from structgen.cli.failure import CommandError, ProgramError
 from structgen.cli.options import DEFAULT_MODEL, Options, expand
@@ -96,6 +97,9 @@ def generate(
             show_default="chat if the model has a template",
         ),
     ] = None,
+    regex: RegexOption = None,
+    json_schema: SchemaOption = None,
+    ebnf: EbnfOption = None,
     options: Options,
 ) -> None:
     """Generate from a prompt and write the output as it comes."""
@@ -104,15 +108,15 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise CommandError(running.NOTHING)
+    form = constraint_options(regex, json_schema, ebnf)
     options.sampling()
     opening = Opening.of(context.obj, options.model, options.engine())
-    outcome = run_loop(running.generate(text, options, opening, chat=chat))
-    if options.json:
-        typer.echo(report.to_json(outcome))
-        return
-    typer.echo()
-    if options.verbose:
+    outcome = run_loop(running.generate(text, options, opening, chat=chat, form=form))
+    typer.echo(report.to_json(outcome) if options.json else "")
+    if options.verbose and not options.json:
         report.show_cost(outcome, sys.stderr)
+    if form:
+        report.check_complete(outcome)
 
 
 @app.command()

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import typer
 
-from structgen.errors import ModelNotFoundError, OptionError, StructgenError, leaves
+from structgen.errors import (
+    ConstraintError,
+    ModelNotFoundError,
+    OptionError,
+    StructgenError,
+    leaves,
+)
 from structgen.options import nearest
 
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
@@ -39,7 +45,7 @@ def exit_code(error: BaseException) -> int:
             return INTERRUPTED
         case typer.TyperException():
             return int(error.exit_code)
-        case CommandError() | OptionError() | ModelNotFoundError():
+        case CommandError() | OptionError() | ConstraintError() | ModelNotFoundError():
             return MISUSED
         case _:
             return FAILED

@@ -65,6 +65,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         bool | None, _engine("Share cached prefixes; on, unless told not to.", "--radix/--no-radix")
     ] = None
 
+    jump_forward: Annotated[
+        bool | None,
+        _engine(
+            "Take what a constraint leaves no choice about undrawn; on, unless told not to.",
+            "--jump-forward/--no-jump-forward",
+        ),
+    ] = None
+    compile_timeout: Annotated[
+        float | None, _engine("Seconds in which a constraint must compile; 10, unless given.")
+    ] = None
+
     def sampling(self) -> GenOptions:
         """The sampling options that were given. Raises `OptionError` for one out of range."""
         given = self._given("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
@@ -74,7 +85,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def engine(self) -> dict[str, Any]:
         """The engine's options that were given."""
         names = ("dtype", "slots", "max_running", "chunk_size", "max_context", "threads")
-        return self._given(*names, "chat_template", "radix")
+        return self._given(*names, "chat_template", "radix", "jump_forward", "compile_timeout")
 
     def _given(self, *names: str) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in names}

@@ -10,6 +10,7 @@ import msgspec
 
 from structgen.cli.failure import CommandError
 from structgen.cli.ledger import Call
+from structgen.errors import IncompleteOutputError
 from structgen.request import Usage
 
 if TYPE_CHECKING:
@@ -59,6 +60,14 @@ def to_json(outcome: Outcome) -> str:
         return msgspec.json.encode(found).decode()
     except TypeError as error:
         raise CommandError(f"the program's value cannot be written as JSON: {error}") from None
+
+
+def check_complete(outcome: Outcome) -> None:
+    """Raise `IncompleteOutputError` for an output that was cut off before it had its form."""
+    if not all(call.finish.complete for call in outcome.calls):
+        raise IncompleteOutputError(
+            "the output was cut off before it was complete; raise --max-tokens", outcome.text
+        )
 
 
 def show(outcome: Outcome) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -46,10 +46,18 @@ async def run(
             return msgspec.structs.replace(found, usage=result.usage)
 
 
-async def generate(text: str, options: Options, opening: Opening, *, chat: bool | None) -> Outcome:
+async def generate(
+    text: str,
+    options: Options,
+    opening: Opening,
+    *,
+    chat: bool | None,
+    form: GenOptions | None = None,
+) -> Outcome:
     """Continue a text, or answer it as a chat; None chats if the model has a template for it.
 
-    The output is written to stdout as it comes, unless the options ask for JSON.
+    The output is written to stdout as it comes, unless the options ask for JSON. `form` has the
+    option that constrains it, if one does.
     Raises `CommandError` when a chat is asked of a model that has no template, or begins with
     nothing but space.
     """
@@ -65,7 +73,8 @@ async def generate(text: str, options: Options, opening: Opening, *, chat: bool 
         ledger = Ledger(engine)
         pieces: list[str] = []
         prompt = [{"role": "user", "content": text}] if chats else text
-        async with engine.stream(prompt, **sampling) as deltas:
+        asked = cast("GenOptions", {**sampling, **(form or {})})
+        async with engine.stream(prompt, **asked) as deltas:
             async for delta in ledger.watch(Lineage(), deltas):
                 pieces.append(delta.text)
                 if not options.json:

@@ -14,8 +14,8 @@ import itertools
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from types import TracebackType, UnionType
+from typing import Any, Self, Unpack, cast, get_origin, overload
 
 import anyio.to_thread
 import torch
@@ -254,8 +254,10 @@ class Engine:
 
         Raises `OptionError` for anything else, `ConstraintError` for what cannot be enforced.
         """
-        if isinstance(constraint, str | bool | Mapping | type):
-            constraint = JsonSchema(constraint)
+        # `list[int]` is no type, and has an origin.
+        is_schema = isinstance(constraint, str | bool | Mapping | type | UnionType)
+        if is_schema or get_origin(constraint) is not None:
+            constraint = JsonSchema(cast("SchemaLike", constraint))
         spec = constraint_of(constraint)
         self._check_loop()
         check_kind(spec)
