@@ -118,6 +118,8 @@ REFUSED: list[Any] = [
     {"type": "string", "pattern": "^(a)$"},
     {"type": "string", "pattern": "^a{2,1}$"},
     {"type": "string", "pattern": "^a{0}$"},
+    {"type": "string", "pattern": "^" + 9 * "a?" + "$"},
+    {"type": "string", "pattern": "^" + 5 * "[a-z]+" + "$"},
     {"type": "string", "pattern": "^[a-z]{65}$"},
     {"type": "string", "pattern": "^a{1,}{2}$"},
     {"type": "number", "minimum": 0},
@@ -207,6 +209,10 @@ class TestSchemasThatAreRefused:
                 record(**dict.fromkeys(map(str, range(MOST["properties"])), TEXT)),
                 record(**dict.fromkeys(map(str, range(MOST["properties"] + 1)), TEXT)),
             ),
+            (
+                record(**dict.fromkeys("abcdefghijklmn", TEXT)) | {"required": ["a", "n"]},
+                record(**dict.fromkeys("abcdefghijklmn", TEXT)) | {"required": ["a"]},
+            ),
             ({"enum": [*range(MOST["values"])]}, {"enum": [*range(MOST["values"] + 1)]}),
             ({"const": "a" * MOST["text"]}, {"const": "a" * (MOST["text"] + 1)}),
             ({"anyOf": [TEXT] * MOST["branches"]}, {"anyOf": [TEXT] * (MOST["branches"] + 1)}),
@@ -215,7 +221,7 @@ class TestSchemasThatAreRefused:
                 {"type": "string", "pattern": f"^a{{{MOST['repeats']}}}b{{1}}$"},
             ),
         ],
-        ids=["properties", "values", "text", "branches", "repeats"],
+        ids=["properties", "optional", "values", "text", "branches", "repeats"],
     )
     def test_are_those_that_are_large(self, schema: Schema, larger: Schema) -> None:
         assert closed(schema) is not None

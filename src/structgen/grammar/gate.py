@@ -17,7 +17,7 @@ These forms are exact, and masked alike by both engines:
 Objects that are open are left out: to compile them takes seconds, and `propertyNames`, order and
 duplicates are treated in another way. So are recursive schemas, in which masks and matching differ.
 
-Holds  what is given out is within the limits here, which bound the time to compile it (0.1 s), and
+Holds  what is given out is within the limits here, which bound the time to compile it (0.3 s), and
        is nothing that xgrammar has a warning for: it would write that past Python to the console.
 Used   by `schema`; what is given out is for `xgrammar_matcher`.
 """
@@ -32,9 +32,10 @@ from typing import Any
 
 MOST_DEPTH = 16
 MOST_ITEMS = 4096
+MOST_OPTIONAL = 12  # properties of one object: a mask inside of a string takes 10 us for each
 # In all, and counted wherever they are referred to; `text`: characters of names, values, patterns.
 MOST = MappingProxyType(
-    {"properties": 64, "values": 200, "text": 8_000, "branches": 64, "repeats": 64}
+    {"properties": 64, "values": 200, "text": 8_000, "branches": 16, "repeats": 16}
 )
 LARGEST = 2**53  # of bounds and whole numbers: what every reader of JSON has exactly
 
@@ -86,6 +87,8 @@ _CLASS = r"\[(?:[A-Za-z0-9_ ]|a-z|A-Z|0-9|a-f|A-F)+-?\]"
 _PATTERN = re.compile(
     rf"\^(?:(?:[A-Za-z0-9_ -]|{_CLASS})(?:[*+?]|\{{\d{{1,3}}(?:,\d{{0,3}})?\}})?)+\$"
 )
+# The repeats that each sign counts as; a run of `[a-z]+` makes an automaton grow without measure.
+_WEIGHTS = MappingProxyType({"*": 2, "?": 2, "+": 4})
 # What is spelled in more ways than one, or has no spelling.
 _UNUSUAL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -212,6 +215,8 @@ class _Rewriting:
             raise _InexactError
         if not isinstance(required, list) or not _declared(required, properties):
             raise _InexactError
+        if len(properties.keys() - set(required)) > MOST_OPTIONAL:
+            raise _InexactError
         self._count(properties=len(properties))
         for name in properties:
             self._spelled(name)
@@ -245,9 +250,9 @@ class _Rewriting:
     def _pattern(self, pattern: object) -> str:
         if not isinstance(pattern, str) or not _PATTERN.fullmatch(pattern):
             raise _InexactError
-        for low, _, high in re.findall(r"\{(\d+)(,?)(\d*)\}", pattern):
-            most = int(high or low)
-            if not int(low) <= most or not most:
+        for sign, low, high in re.findall(r"([*+?])|\{(\d+)(?:,(\d*))?\}", pattern):
+            most = _WEIGHTS[sign] if sign else int(high or low)
+            if not sign and not int(low) <= most >= 1:
                 raise _InexactError
             self._count(repeats=most)
         self._count(text=len(pattern))
