@@ -123,7 +123,7 @@ class TestCalls:
 
     async def test_are_answers_where_the_model_may_choose(self, engine: Engine) -> None:
         async def body(s: State) -> Any:
-            return await s.call([weather], "call", choice="auto", max_tokens=80, stop="\n")
+            return await s.call([weather], "call", choice="auto", max_tokens=12, stop="\n")
 
         result = await run(engine, body)
 
