@@ -21,6 +21,7 @@ class Bundle(msgspec.Struct, frozen=True):
     root      of 2020-12; no annotations
     defs      what its references lead to, by name
     paths     where each of these was, as a JSON pointer
+    ends      whether a finite value may satisfy it
     dynamic   whether there are references that only the validator follows: `$dynamicRef`, which
               stands where the schema has it
     """
@@ -29,6 +30,7 @@ class Bundle(msgspec.Struct, frozen=True):
     defs: dict[str, Json]
     paths: dict[str, str]
     dynamic: bool
+    ends: bool = True
 
 
 def bundle(document: Document) -> Bundle:
@@ -41,12 +43,8 @@ def bundle(document: Document) -> Bundle:
     endless = _endless(walk.defs)
     root = _pruned(root, endless)
     defs = {name: _pruned(schema, endless) for name, schema in walk.defs.items()}
-    if not _ends(root, {name: name not in endless for name in defs}):
-        raise refusal(
-            "",
-            "no finite value satisfies it: it needs itself, or is false; make a part optional",
-        )
-    return Bundle(root, defs, walk.paths, walk.dynamic)
+    ends = _ends(root, {name: name not in endless for name in defs})
+    return Bundle(root, defs, walk.paths, walk.dynamic, ends)
 
 
 class _Walk:

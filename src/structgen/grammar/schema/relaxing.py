@@ -12,13 +12,14 @@ import math
 
 import msgspec
 
+from structgen.grammar.gate import closed
 from structgen.grammar.schema.algebra import is_canonical
 from structgen.grammar.schema.bundling import Bundle, bundle
 from structgen.grammar.schema.effort import Effort
 from structgen.grammar.schema.judging import JsonJudge
 from structgen.grammar.schema.keywords import Json
 from structgen.grammar.schema.layout import layout
-from structgen.grammar.schema.reading import check_satisfiable, read
+from structgen.grammar.schema.reading import check_satisfiable, read, refusal
 from structgen.grammar.schema.settling import Settled
 from structgen.grammar.schema.weakening import Weakening
 from structgen.grammar.source import Judge, Source
@@ -54,11 +55,16 @@ def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
     bundled = bundle(document)
     if is_canonical(bundled.root, bundled.defs):
         check_satisfiable(document)
+    if not bundled.ends:
+        raise refusal(
+            "", "no finite value satisfies it: it needs itself, or is false; make a part optional"
+        )
     walk, root, defs = _weakened(bundled, MOST_GROWTH)
     settled = Settled(root, defs, bundled.paths, options)
     text = settled.settle()
     unmasked = tuple(walk.notes | settled.notes)
-    return Relaxed(text, JsonJudge(document.validator, Effort(bundled)), unmasked)
+    judge = JsonJudge(document.validator, Effort(bundled))
+    return Relaxed(text, judge, unmasked, closed(document.root))
 
 
 def _weakened(bundled: Bundle, growth: float) -> tuple[Weakening, Json, dict[str, Json]]:

@@ -1,0 +1,177 @@
+"""Which schemas are refused, by which path and keyword, and that hostile ones cost little."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from structgen.errors import ConstraintError
+from structgen.grammar.compiler import compile_constraint
+from structgen.grammar.schema import relaxed
+from structgen.request import JsonSchema
+from tests.grammar.schema.values import VOCABULARY
+
+D3 = "http://json-schema.org/draft-03/schema#"
+
+
+CHAIN = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(30)}
+
+
+def nested(depth: int) -> str:
+    return '{"items": ' * depth + "{}" + "}" * depth
+
+
+class TestARefusal:
+    @pytest.mark.parametrize(
+        ("schema", "message"),
+        [
+            ({"type": "strng"}, r'#/type: "strng"'),
+            ({"properties": {"a": {"required": True}}}, r"#/properties/a/required: true"),
+            ({"minLength": -1}, r"#/minLength: -1"),
+            ({"multipleOf": 0}, r"#/multipleOf: 0"),
+            ({"pattern": "("}, r'#/pattern: "\("'),
+            ({"enum": []}, r"nothing satisfies it .*enum"),
+            ({"type": "integer", "minimum": 3, "maximum": 2}, r"minimum.*maximum"),
+            ({"type": "string", "enum": [1]}, r"type.*enum|enum.*type"),
+            ({"type": "string", "minLength": 2, "maxLength": 1}, r"minLength.*maxLength"),
+            ({"not": {}}, r"nothing satisfies it .*not"),
+            (
+                {"type": "object", "properties": {"a": {"allOf": [False]}}, "required": ["a"]},
+                r"#/properties/a/allOf/0: nothing satisfies it",
+            ),
+            ({"$ref": "#"}, r"no finite value"),
+            (
+                {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+                r"nothing satisfies it|no finite value",
+            ),
+            ({"$ref": "#/$defs/none"}, r"/\$defs/none"),
+            ({"$ref": "http://example.org/x"}, r"http://example\.org/x"),
+            ({"$schema": D3, "type": "string"}, r"#/\$schema: .*draft that is not known"),
+        ],
+        ids=json.dumps,
+    )
+    def test_names_path_and_keyword(self, schema: Any, message: str) -> None:
+        with pytest.raises(ConstraintError, match=message):
+            relaxed(json.dumps(schema))
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("{not json", "it is no JSON"),
+            ("", "it is no JSON"),
+            ("[1]", r"expected an object, true or false, got \[1\]"),
+            ("false", "it accepts nothing"),
+            ('{"const": 1e999}', "it is no JSON"),
+            ('{"minimum": NaN}', "NaN is no JSON number"),
+            ('{"const": "\\ud800"}', "half of a surrogate pair"),
+            ('{"type": "string", "type": "null"}', "the key 'type' is there twice"),
+        ],
+    )
+    def test_is_for_what_is_no_schema_at_all(self, text: str, message: str) -> None:
+        with pytest.raises(ConstraintError, match=message):
+            relaxed(text)
+
+    @pytest.mark.parametrize(
+        ("separators", "message"),
+        [
+            ((",", ";"), "and a colon"),
+            ((", ",), "a comma"),
+            ((" " * 9 + ",", ":"), "at most 8"),
+        ],
+    )
+    def test_is_for_a_layout_that_is_no_json(self, separators: Any, message: str) -> None:
+        with pytest.raises(ConstraintError, match=message):
+            relaxed("{}", separators)
+
+
+class TestAHostileSchema:
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            pytest.param(json.dumps({"description": "x" * 5_000_000}), id="5 MB"),
+            pytest.param(nested(500), id="deep"),
+            pytest.param(nested(50_000), id="deeper"),
+            pytest.param(
+                json.dumps({"properties": {f"p{n}": {} for n in range(2_000)}}), id="properties"
+            ),
+            pytest.param(json.dumps({"enum": [f"v{n}" for n in range(30_000)]}), id="values"),
+        ],
+    )
+    def test_is_refused_at_once(self, schema: str) -> None:
+        began = time.thread_time()
+        with pytest.raises(ConstraintError, match=r"more than|recursion"):
+            relaxed(schema)
+
+        assert time.thread_time() - began < 0.5
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            pytest.param({"enum": [f"value {n}" for n in range(20_000)]}, id="20,000 values"),
+            pytest.param(
+                {"dependentSchemas": {f"a{n}": {"required": [f"b{n}"]} for n in range(30)}},
+                id="2 ** 30 ways",
+            ),
+            pytest.param(
+                {"oneOf": [{"properties": {f"k{n}": {"const": n}}} for n in range(40)]},
+                id="40 branches that overlap",
+            ),
+            pytest.param(
+                {
+                    "$ref": "#/$defs/a0",
+                    "$defs": {
+                        **CHAIN,
+                        "a30": {"type": "string"},
+                    },
+                },
+                id="references to references",
+            ),
+            pytest.param({"type": "string", "pattern": "^(a+)+$"}, id="nested repeats"),
+            pytest.param({"type": "string", "minLength": 10**6, "maxLength": 10**9}, id="lengths"),
+            pytest.param({"type": "array", "minItems": 10**6}, id="items"),
+        ],
+    )
+    def test_is_served_soon(self, schema: Any) -> None:
+        began = time.thread_time()
+        grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+
+        assert time.thread_time() - began < 5
+        assert not grammar.accepts("{")
+
+    def test_is_read_as_it_is_meant_where_parts_are_given_up(self) -> None:
+        chain = [
+            {"if": {"properties": {"k": {"const": n}}}, "then": {"required": [f"x{n}"]}}
+            for n in range(24)
+        ]
+        schema = {
+            "type": "object",
+            "properties": {"k": {"type": "integer"}},
+            "required": ["k"],
+            "allOf": chain,
+        }
+        grammar = compile_constraint(JsonSchema(schema), VOCABULARY)
+
+        assert grammar.accepts('{"k": 23, "x23": 1}')
+        assert not grammar.accepts('{"k": 23, "x22": 1}')
+        assert not grammar.accepts('{"k": 0}')
+
+
+class TestTheLayout:
+    def test_has_at_most_two_white_space_characters_between_tokens(self) -> None:
+        grammar = compile_constraint(JsonSchema({"type": "array"}), VOCABULARY)
+
+        assert grammar.accepts("[ 1 ,\n\n2]")
+        assert not grammar.accepts("[   1]")
+        assert not grammar.accepts(" [1]")
+        assert not grammar.accepts("[1]\n")
+
+    @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+    def test_is_fixed_by_separators(self, separators: tuple[str, str]) -> None:
+        value = {"a": [1, 2], "b": {"c": None}}
+        grammar = compile_constraint(JsonSchema({"type": "object"}, separators), VOCABULARY)
+
+        assert grammar.accepts(json.dumps(value, separators=separators))
+        assert not grammar.accepts(json.dumps(value, separators=(" ,", ":")))
