@@ -14,7 +14,6 @@ import anyio
 
 from structgen.errors import IncompleteOutputError, InvalidOutputError, OptionError, StateError
 from structgen.events import Channel
-from structgen.output.partial import Partial
 from structgen.program import operations
 from structgen.program.calls import generating
 from structgen.program.cursor import Cursor, Question
@@ -44,6 +43,8 @@ class Objects:
     """The values of one stream of JSON; see `Pieces.objects`."""
 
     def __init__(self, pieces: Pieces) -> None:
+        from structgen.output.partial import Partial  # noqa: PLC0415 - few programs read objects
+
         self._pieces, self._parser = pieces, Partial()
         self._text, self._ended = "", False
 
