@@ -93,7 +93,7 @@ _WEIGHTS = MappingProxyType({"*": 2, "?": 2, "+": 4})
 _UNUSUAL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-def closed(schema: Mapping[str, Any] | bool) -> str | None:
+def closed(schema: object) -> str | None:
     """The schema as JSON text that xgrammar masks exactly; None where it may not.
 
     The layout is another question; see `laid_out`.
