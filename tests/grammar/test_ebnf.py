@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,28 @@ class TestAGrammar:
         grammar = f'root ::= r0\n{chain}\nr900 ::= "b" | "(" root ")"'
 
         assert accepted(grammar, ["a" * 900 + "b", "a" * 899 + "b"]) == [True, False]
+
+    @pytest.mark.parametrize(
+        "grammar",
+        [
+            "\n".join(
+                ["root ::= r0", *(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(60)), "r60 ::= 'a'"]
+            ),
+            f'root ::= "{"ab" * 1000}" root? | [a-z]+ "." root',
+            "root ::= (x | [a-z0-9]+) '.' root?\nx ::= " + "|".join(f'"w{n}"' for n in range(3000)),
+            'root ::= ((("a" root?){0,4096}){0,4096}){0,4096}',
+            "root ::= " + " ".join('"a"?' for _ in range(2000)),
+            'root ::= root root root | root root | "a" | ""',
+        ],
+        ids=["doubling", "long text", "many texts", "nested counts", "optional", "ambiguous"],
+    )
+    def test_that_explodes_is_compiled_or_refused_in_time(self, grammar: str) -> None:
+        began = time.thread_time()
+
+        with contextlib.suppress(ConstraintError):
+            compiled(grammar)
+
+        assert time.thread_time() - began < 5
 
     @settings(deadline=None, max_examples=60)
     @given(grammars("ab"))

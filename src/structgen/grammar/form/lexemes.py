@@ -70,6 +70,7 @@ class Lexemes:
 
     def __init__(self) -> None:
         self._numbers: dict[Form, int] = {}
+        self._forms: list[Form] = []
         self._automata: list[_Automaton] = []
         self._meetings: dict[tuple[int, int], Meeting] = {}
 
@@ -78,6 +79,7 @@ class Lexemes:
         found = self._numbers.get(form)
         if found is None:
             found = self._numbers[form] = len(self._automata)
+            self._forms.append(form)
             self._automata.append(_Automaton(form))
         return found
 
@@ -101,9 +103,27 @@ class Lexemes:
         key = (one, other)
         found = self._meetings.get(key)
         if found is None:
-            found = _met(self._automata[one], self._automata[other])
+            if _are_apart(self._forms[one], self._forms[other]):
+                found = Meeting(together=False, beyond=0)
+            else:
+                found = _met(self._automata[one], self._automata[other])
             self._meetings[key] = found
         return found
+
+
+def _are_apart(one: Form, other: Form) -> bool:
+    """Whether two free texts end in different ways: no text is both.
+
+    None that has ended begins the other, or it is the last of the output and nothing follows. For
+    the many tags of one term this saves looking at each of them beside each other.
+    """
+    free = Until | Without
+    return (
+        isinstance(one, free)
+        and isinstance(other, free)
+        and one.strings == other.strings
+        and one != other
+    )
 
 
 def _met(one: _Automaton, other: _Automaton) -> Meeting:

@@ -44,6 +44,7 @@ from structgen.grammar.form.writing import written
 MOST_PARTS = 20_000  # of one lexeme: texts and classes in it, times their repeats
 MOST_IN_PLACE = 256  # of a rule that is put in the place of its name
 MOST_PLACES = 600  # of a grammar, where lexemes stand
+MOST_ROUNDS = 6  # of cutting texts where it is needed; then they are cut everywhere
 MOST_WRITTEN = 1_000_000  # characters
 NUMBERS = leads(tuple((ord(sign), ord(sign)) for sign in "+-.0123456789Ee"))
 
@@ -65,6 +66,7 @@ class _Production:
         self._rules = _in_place(rules)
         self._apart: set[Form] = set()
         self._cuts: dict[Text, set[int]] = {}  # where texts are taken apart
+        self._rounds = 0
         self._lexemes = Lexemes()
         self._merged = False
         self._places: dict[int, Form] = {}
@@ -78,6 +80,7 @@ class _Production:
             if not clashes:
                 break
             self._apart |= clashes
+            self._rounds += 1
             parts = self._cut_all()
         lark = written(parts, self._start)
         if len(lark) > MOST_WRITTEN:
@@ -182,9 +185,16 @@ class _Production:
                     self._check_free(rival)
                     found.add(rival)
                     if isinstance(rival, Text):
-                        cuts = self._cuts.setdefault(rival, set())
-                        cuts.update(self._lexemes.reaches(numbers[place], rival.text, after))
+                        self._cut_text(rival, numbers[place], after)
         return found
+
+    def _cut_text(self, text: Text, other: int, after: int) -> None:
+        """Note where a text is to be cut, because there another lexeme may end."""
+        cuts = self._cuts.setdefault(text, set())
+        if self._rounds < MOST_ROUNDS:
+            cuts.update(self._lexemes.reaches(other, text.text, after))
+        else:  # cut after cut would take as long as the text
+            cuts.update(range(1, len(text.text)))
 
     def _check_value(self, value: Value, after: int) -> None:
         if value.numeric and after & NUMBERS:
@@ -283,6 +293,8 @@ def _measured(form: Form) -> _Measure | None:
         return None
     if isinstance(form, Until | Without):
         return _Measure(1 + sum(map(len, form.strings)), 1)
+    if isinstance(form, Text):
+        return _Measure(1 + len(form.text) // 64, 1)
     found = [_measured(part) for part in parts_of(form)]
     known = [each for each in found if each is not None]
     if len(known) < len(found):
