@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -43,6 +43,10 @@ class OnePiece:
 
     def closing(self, turns: Sequence[Turn]) -> str:
         return CLOSE.text if turns else ""
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> OnePiece:
+        del tools
+        return self
 
 
 class TestTextOutsideRoles:
