@@ -7,6 +7,7 @@ Used   by `relaxing`.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable
 from math import prod
@@ -19,6 +20,7 @@ from structgen.grammar.schema.bundling import PREFIX
 from structgen.grammar.schema.keywords import Json, inner
 
 MOST_CHARACTERS = 20_000  # of a schema, with what it refers to
+MOST_NEGATED = 4_000  # of a schema that is negated
 MOST_WAYS = 100  # canonical forms write them all out, which cannot be stopped
 MOST_DEPTH = 16  # that is looked at
 MOST_OPENED = 4  # references to references
@@ -30,6 +32,7 @@ class Algebra:
 
     def __init__(self, defs: dict[str, Json], *, certain: bool) -> None:
         self._defs, self._certain = defs, certain
+        self._complements: dict[str, Json | None] = {}
 
     def of(self, schema: Json) -> jsonschema_rs.CanonicalSchema | None:
         """The canonical form of a schema."""
@@ -54,11 +57,17 @@ class Algebra:
 
     def complement(self, schema: Json) -> Json | None:
         """A schema for all values that do not satisfy this one."""
-        form = self.of(schema)
-        return None if form is None else self.complement_of(form)
+        key = json.dumps(schema)
+        if len(key) > MOST_NEGATED:
+            return None
+        if key not in self._complements:
+            self._complements[key] = self._complement(schema)
+        return copy.deepcopy(self._complements[key])
 
-    def complement_of(self, form: jsonschema_rs.CanonicalSchema) -> Json | None:
-        """The same for a canonical form."""
+    def _complement(self, schema: Json) -> Json | None:
+        form = self.of(schema)
+        if form is None:
+            return None
         try:
             found: Any = form.negate().to_json_schema()
         except ValueError:
