@@ -25,7 +25,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     score         continuations can be scored exactly
     stop_regex    `Sampling.stop_regex` is heeded
     primes        `prime` costs nothing to send and saves work later, so programs may call it ahead
-    constraints   kinds of constraint that are enforced while decoding
+    constraints   kinds of constraint that are enforced while decoding: "regex", "json_schema",
+                  "ebnf", "choice", "structure"
     max_context   tokens of prompt and output together, None if unknown
     """
 

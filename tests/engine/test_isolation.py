@@ -22,7 +22,16 @@ from structgen.engine.engine import Engine
 from structgen.errors import ConstraintError, DeadlineError, InvalidOutputError, OptionError
 from structgen.grammar.compiler import Grammar, compile_constraint
 from structgen.grammar.matcher import Vocabulary
-from structgen.request import Choice, Completion, Constraint, JsonSchema, Regex
+from structgen.request import (
+    Choice,
+    Completion,
+    Constraint,
+    Ebnf,
+    JsonSchema,
+    Regex,
+    Structure,
+)
+from structgen.terms import Fixed, Pattern, Repeat, Term
 from tests.grammar.derivatives import vocabulary_of
 
 BYTES = vocabulary_of([bytes([byte]) for byte in range(256)])
@@ -285,6 +294,13 @@ def shared(levels: int, keyword: str, fan: int) -> str:
     return f'{{"$ref": "#/$defs/d0", "$defs": {{{", ".join([*steps, leaf])}}}}}'
 
 
+def deep(times: int) -> Term:
+    term: Term = Fixed("a")
+    for _ in range(times):
+        term = Repeat(term, 0, 1)
+    return term
+
+
 LOOSE = ", ".join(f'"x{n}.*y{n}": {{"minLength": {n}}}' for n in range(60))
 ALTERNATIVES = "|".join(f"({c * 9}|{c * 8})" for c in "abcdefghijklmnopqrstuvwxyz" * 7)
 BOMBS: dict[str, Constraint] = {
@@ -312,6 +328,27 @@ BOMBS: dict[str, Constraint] = {
     "allOf, 2 to the 30": JsonSchema(shared(30, "allOf", 2)),
     "tuples, 4 to the 40": JsonSchema(shared(40, "prefixItems", 4)),
     "a large divisor": JsonSchema('{"type": "integer", "multipleOf": 999999937}'),
+    "values that are objects": JsonSchema({"enum": [{"a": n, "b": [n]} for n in range(9000)]}),
+    "alternatives that are objects": JsonSchema(
+        {"anyOf": [{"properties": {"k": {"const": n}}, "required": ["k"]} for n in range(4500)]}
+    ),
+    "conditions": JsonSchema(
+        {
+            "allOf": [
+                {"if": {"properties": {"k": {"const": n}}}, "then": {"required": [f"r{n}"]}}
+                for n in range(40)
+            ]
+        }
+    ),
+    "rules, 4 to the 40": Ebnf(
+        "root ::= r0\n"
+        + "\n".join(f"r{n} ::= r{n + 1} r{n + 1} r{n + 1} r{n + 1}" for n in range(40))
+        + '\nr40 ::= "a"'
+    ),
+    "an ambiguous grammar": Ebnf('root ::= root root root | "a" | root root'),
+    "repeats in a grammar": Ebnf('root ::= (("a"{1,60}){1,60})'),
+    "repeats in terms": Structure(Repeat(Repeat(Repeat(Pattern("a|b"), 1, 60), 1, 60), 1, 60)),
+    "terms in terms": Structure(deep(5000)),
     "many loose patterns": JsonSchema(f'{{"type": "object", "patternProperties": {{{LOOSE}}}}}'),
 }
 

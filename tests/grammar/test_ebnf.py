@@ -232,3 +232,20 @@ class TestTheFaultsOfOthers:
 
         assert [grammar.accepts(text) for text in row["accept"]] == [True] * len(row["accept"])
         assert [grammar.accepts(text) for text in row["reject"]] == [False] * len(row["reject"])
+
+
+class TestAGrammarWithoutShortTexts:
+    def test_is_refused_however_few_rules_it_has(self) -> None:
+        rules = "\n".join(f"r{n} ::= r{n + 1} r{n + 1} r{n + 1} r{n + 1}" for n in range(40))
+        long = f'r0\n{rules}\nr40 ::= "a"'
+
+        for beginning in (f"root ::= {long}", f'root ::= "b" | {long}'):
+            with pytest.raises(ConstraintError, match="no text of less than 250,000 characters"):
+                compiled(beginning)
+
+    def test_is_fine_with_another_way_to_end(self) -> None:
+        rules = "\n".join(f'r{n} ::= "a" | r{n + 1} r{n + 1} r{n + 1}' for n in range(20))
+
+        grammar = compiled(f'root ::= r0\n{rules}\nr20 ::= root "b"')
+
+        assert grammar.accepts("aaa")

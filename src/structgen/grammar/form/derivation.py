@@ -6,6 +6,7 @@ Used   by `ebnf` and `structure`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from structgen.grammar.form.tree import (
@@ -26,6 +27,7 @@ SAMPLED = 100  # characters of an example
 _DEEP = 6  # rules inside rules that an example may take without looking for its end
 _ROUNDS = 8  # that an example takes through a repeat without an end
 _MOST_STEPS = 5_000
+_MOST_PASSES = 50  # over the rules; two are enough where no rule refers to itself
 
 
 def users_of(rules: Mapping[str, Form]) -> dict[str, set[str]]:
@@ -65,6 +67,37 @@ def _ends(form: Form, known: Mapping[str, int], below: int | None = None) -> boo
             return not least or _ends(part, known, below)
         case _:
             return True
+
+
+def longest_way(rules: Mapping[str, Form]) -> float:
+    """Characters of the shortest text of a rule, for the rule of which that is most.
+
+    So much may be certain to come next in the middle of a text; infinite if it is not known.
+    """
+    found, order = dict.fromkeys(rules, math.inf), list(ranks_of(rules))
+    for _ in range(_MOST_PASSES):
+        before = dict(found)
+        for name in order:
+            found[name] = _shortest(rules[name], found)
+        if found == before:
+            return max(found.values(), default=0)
+    return math.inf
+
+
+def _shortest(form: Form, known: Mapping[str, float]) -> float:
+    match form:
+        case Rule(name):
+            return known[name]
+        case Join(parts):
+            return sum(_shortest(part, known) for part in parts)
+        case Either(options):
+            return min((_shortest(option, known) for option in options), default=math.inf)
+        case Repeat(part, least):
+            return least * _shortest(part, known) if least else 0
+        case Text(text) | Until(_, text):
+            return len(text)
+        case _:
+            return 1
 
 
 def speaks(rules: Mapping[str, Form], start: str) -> bool:

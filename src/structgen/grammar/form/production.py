@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from structgen.errors import ConstraintError
+from structgen.grammar.form.derivation import longest_way
 from structgen.grammar.form.lexemes import Lexemes, leads
 from structgen.grammar.form.places import Fork, Lexeme, Loop, Option, Part, Places, Row, bits
 from structgen.grammar.form.tree import (
@@ -46,6 +47,7 @@ MOST_IN_PLACE = 256  # of a rule that is put in the place of its name
 MOST_PLACES = 600  # of a grammar, where lexemes stand
 MOST_ROUNDS = 6  # of cutting texts where it is needed; then they are cut everywhere
 MOST_WRITTEN = 1_000_000  # characters
+MOST_CERTAIN = 250_000  # characters that come next in any case: the backend looks for all of them
 NUMBERS = leads(tuple((ord(sign), ord(sign)) for sign in "+-.0123456789Ee"))
 
 
@@ -55,6 +57,11 @@ def lark_of(rules: Mapping[str, Form], start: str, name: str) -> str:
     `name` is what messages begin with. Raises `ConstraintError` for what cannot be written as
     lexemes, or is too large.
     """
+    if longest_way(rules) > MOST_CERTAIN:
+        raise ConstraintError(
+            f"{name}: some rule has no text of less than {MOST_CERTAIN:,} characters; repeat less, "
+            "or write an alternative that ends sooner"
+        )
     return _Production(rules, start, name).lark()
 
 

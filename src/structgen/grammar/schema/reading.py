@@ -26,6 +26,7 @@ MOST_CHARACTERS = 512_000  # of a schema
 MOST_DEPTH = 125  # of values inside each other
 MOST_PROPERTIES = 1_000  # of one object
 MOST_VALUES = 25_000  # of one enum
+MOST_PARTS = 5_000  # objects and lists in all; some 100 us each
 # For the final check, whose patterns nobody vetted: what the engine of the validator may spend.
 _PATTERNS = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=10_000_000)
 
@@ -157,8 +158,14 @@ def _no_number(name: str) -> NoReturn:
 
 def _check_limits(root: Json) -> None:
     todo: list[tuple[Json, int]] = [(root, 1)]
+    parts = 0
     while todo:
         value, depth = todo.pop()
+        parts += isinstance(value, dict | list)
+        if parts > MOST_PARTS:
+            raise refusal(
+                "", f"more than {MOST_PARTS:,} objects and lists in all; generate in several steps"
+            )
         if depth > MOST_DEPTH:
             raise refusal("", f"nested more than {MOST_DEPTH} deep; name parts of it in $defs")
         if isinstance(value, dict):
