@@ -60,6 +60,7 @@ def by_xgrammar(
 ) -> Grammar:
     text = closed(schema)
     assert text is not None
+    vocabulary.derived(Compiler)
     return _compiled(Source("s", "", closed=text, separators=separators), vocabulary)
 
 
@@ -264,10 +265,19 @@ class TestCompiling:
         assert _compiled(source, PLAIN).path == "llguidance, final check"
         assert _compiled(closed_source, PLAIN).path == "xgrammar, final check"
 
+    def test_is_for_vocabularies_that_have_the_compiler_at_hand(self) -> None:
+        source = Source("s", "start: %json {}", closed='{"type": "null"}')
+        vocabulary = vocabulary_of()
+
+        assert _compiled(source, vocabulary).path == "llguidance"
+        vocabulary.derived(Compiler)
+        assert _compiled(source, vocabulary).path == "xgrammar"
+
     def test_leaves_unusual_separators_to_the_other_engine(self) -> None:
         separators = (",", ":\t")
         lark = "start: %json " + json.dumps({"type": "null", "x-guidance": layout(separators)})
         source = Source("s", lark, closed='{"type": "null"}', separators=separators)
+        PLAIN.derived(Compiler)
 
         assert _compiled(source, PLAIN).path == "llguidance"
 

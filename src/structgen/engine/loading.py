@@ -21,6 +21,7 @@ from structgen.engine.config import (
 from structgen.engine.constraints import vocabulary_of
 from structgen.engine.runner import Runner, slot_bytes
 from structgen.grammar.matcher import Vocabulary
+from structgen.grammar.xgrammar_matcher import Compiler
 from structgen.models.checkpoint import Checkpoint, open_checkpoint
 from structgen.models.registry import build
 from structgen.models.resolve import resolve
@@ -59,6 +60,8 @@ def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded
         total_memory(),
     )
     vocabulary = vocabulary_of(checkpoint, decoder.config.vocab_size)
+    if config.xgrammar:
+        vocabulary.derived(Compiler)
     runner = Runner(decoder, slots, dtype)
     return Loaded(checkpoint, runner, dtype, slots, decoder.max_context, vocabulary)
 

@@ -1,6 +1,7 @@
 """From a constraint to a grammar that can be matched, and what the backend may spend on it.
 
-Owns   the limits of the backend, and which kinds of constraint there are grammars for.
+Owns   the limits of the backend, and which kinds of constraint there are grammars for. xgrammar
+       is used where its mask is exact, if the vocabulary has a compiler of it at hand.
 Holds  a `Grammar` never changes: it is compiled once, shared by all requests with the same
        constraint, and every request follows it with a matcher of its own. What compiles is
        enforced exactly, or the request that meets a limit later fails; nothing is let through.
@@ -117,9 +118,9 @@ def _from_expression(expression: Expression, name: str) -> Source:
 
 
 def _compiled(source: Source, vocabulary: Vocabulary) -> Grammar:
-    if source.closed is not None and laid_out(source.separators):
-        automaton = vocabulary.derived(Compiler).compiled(source.closed, source.separators)
-        return Grammar(automaton, vocabulary, source)
+    closed, xgrammar = source.closed, vocabulary.at_hand(Compiler)
+    if xgrammar is not None and closed is not None and laid_out(source.separators):
+        return Grammar(xgrammar.compiled(closed, source.separators), vocabulary, source)
     # Without `no_forcing` a mask has one bit where the next bytes are certain: the spelling that
     # the backend would choose, and none of the others that a model may prefer.
     state = LLMatcher(

@@ -149,6 +149,10 @@ class Vocabulary:
             found: Derived = self._derived[make]
             return found
 
+    def at_hand(self, make: Callable[[Vocabulary], Derived]) -> Derived | None:
+        """The same if it has been made already, None if not."""
+        return self._derived.get(make)
+
 
 def _spelled(tokens: Sequence[bytes]) -> Ranges:
     """Characters that are a token, or whose bytes all are tokens."""
