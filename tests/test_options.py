@@ -103,7 +103,7 @@ class TestAConstraint:
             ({"regex": "a+"}, Regex("a+")),
             ({"ebnf": 'root ::= "a"'}, Ebnf('root ::= "a"')),
             ({"json_schema": '{"type": "null"}'}, JsonSchema('{"type": "null"}')),
-            ({"json_schema": {"const": "é"}}, JsonSchema('{"const": "é"}')),
+            ({"json_schema": {"const": "é"}}, JsonSchema('{"const":"é"}')),
             ({"json_schema": True}, JsonSchema("true")),
             ({"json_schema": Point}, JsonSchema(Point)),
             (
@@ -167,7 +167,7 @@ class TestAConstraint:
         options = frozen({"json_schema": schema})
         schema["type"] = "string"
 
-        assert options == {"json_schema": '{"type": "null"}'}
+        assert options == {"json_schema": '{"type":"null"}'}
 
 
 class TestOptionsOverDefaults:
