@@ -147,7 +147,7 @@ class TestASafetensorsCopy:
         for model in (default_model, tmp_path):
             async with Engine(model, dtype="float32", slots=2000) as engine:
                 done = await engine.generate(
-                    COUNT.prompt, max_tokens=80, temperature=0, logprobs=True
+                    COUNT.prompt, max_tokens=40, temperature=0, logprobs=True
                 )
             found.append(done)
 

@@ -101,7 +101,7 @@ PAIRS = [
         mechanical="agent_with_tools",
         native="agent",
         arguments=("What is 123 times 456?",),
-        tokens=10,  # it may generate eleven times
+        tokens=6,  # it may generate eleven times
         holds=actions_are_tools_and_inputs_objects,
     ),
 ]

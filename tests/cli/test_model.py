@@ -14,7 +14,7 @@ class TestTheDemo:
     def test_shows_that_branches_took_their_prefix_from_the_cache(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        code = main(["demo"])
+        code = main(["demo", "--max-tokens", "8"])
 
         lines = capsys.readouterr().out.splitlines()
         cached = [int(line.split()[4]) for line in lines if line.startswith("branch")]
