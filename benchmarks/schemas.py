@@ -165,6 +165,9 @@ def sampled(grammar: Grammar, chance: random.Random) -> str | None:
             return None
         matcher.fill(row)
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+        if not allowed:
+            assert matcher.complete, f"a dead end after {bytes(written)!r}"
+            break
         closing = [token for token in CLOSING if token in allowed]
         likes_to = chance.random() < 0.35 + len(written) / 400
         token = chance.choice(closing if closing and likes_to else allowed)

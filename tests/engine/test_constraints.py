@@ -307,6 +307,17 @@ class TestOtherOptions:
 
         assert (done.text, done.finish.reason, done.finish.matched) == ("a.b", "stop", point)
 
+    async def test_min_tokens_give_way_where_only_an_end_is_left(self, tiny_model: Path) -> None:
+        # Behind a 0 the backend allows nothing, and does not say that it has stopped.
+        schema = JsonSchema({"type": "number", "multipleOf": 3})
+        async with new_engine(tiny_model) as engine:
+            (zero,) = await engine.encode("0")
+            done = await bound(
+                engine, schema, min_tokens=9, max_tokens=20, logit_bias={zero: 100.0}
+            )
+
+        assert (done.text, done.finish.reason) == ("0", "stop")
+
     async def test_a_stop_within_min_tokens_is_passed_over(self, tiny_model: Path) -> None:
         async with new_engine(tiny_model) as engine:
             done = await engine.generate(

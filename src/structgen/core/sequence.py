@@ -181,16 +181,16 @@ class Sequence:
     def bind(self, row: Mask) -> None:
         """Write the mask of the token to be drawn next; only for a sequence with a matcher.
 
-        Stop tokens are allowed where the output is complete and has `min_tokens`; elsewhere those
-        with a text are text, and the model's own are not allowed. (Where nothing else is left,
-        the output has ended already: see `ending`.)
+        Stop tokens are allowed where the output is complete, and has `min_tokens` or cannot go on;
+        elsewhere those with a text are text, and the model's own are not allowed. (Where a matcher
+        knows that nothing else is left, the output has ended already: see `ending`.)
         """
         matcher = self.matcher
         assert matcher is not None
         if not self._sound(lambda: matcher.fill(row)):
             row[:] = 0
             return
-        self.may_end = matcher.complete and self.enough
+        self.may_end = matcher.complete and (self.enough or not row.any())
         if self.may_end:
             allow(row, self.stop_ids)
 

@@ -20,6 +20,14 @@ _NAMES = ({"pattern": "^[ab]"}, {"maxLength": 1}, {"enum": ["a", "b"]}, {"not": 
 Part = Callable[[random.Random, int], Any]
 
 
+def schema(chance: random.Random, depth: int = 3) -> Schema:
+    """A schema, with schemas in it down to `depth`."""
+    if depth <= 0 or chance.random() < 0.15:
+        return chance.choice(_SMALL)
+    words = chance.sample(sorted(_KEYWORDS), chance.randint(1, 3))
+    return {word: _KEYWORDS[word](chance, depth - 1) for word in words}
+
+
 def _several(chance: random.Random, depth: int) -> list[Schema]:
     return [schema(chance, depth) for _ in range(chance.randint(1, 3))]
 
@@ -39,12 +47,12 @@ _KEYWORDS: dict[str, Part] = {
     "propertyNames": lambda chance, _: chance.choice(_NAMES),
     "minProperties": lambda chance, _: chance.randint(0, 2),
     "maxProperties": lambda chance, _: chance.randint(1, 3),
-    "items": lambda chance, depth: schema(chance, depth),
+    "items": schema,
     "prefixItems": _several,
     "minItems": lambda chance, _: chance.randint(0, 2),
     "maxItems": lambda chance, _: chance.randint(1, 3),
     "uniqueItems": lambda *_: True,
-    "contains": lambda chance, depth: schema(chance, depth),
+    "contains": schema,
     "minimum": lambda chance, _: chance.choice([0, 2, 5, 1.5, 2.75]),
     "maximum": lambda chance, _: chance.choice([0, 2, 5, 1.5, 2.75]),
     "multipleOf": lambda chance, _: chance.choice([2, 3, 0.5]),
@@ -56,19 +64,11 @@ _KEYWORDS: dict[str, Part] = {
     "allOf": _several,
     "anyOf": _several,
     "oneOf": _several,
-    "not": lambda chance, depth: schema(chance, depth),
-    "if": lambda chance, depth: schema(chance, depth),
-    "then": lambda chance, depth: schema(chance, depth),
+    "not": schema,
+    "if": schema,
+    "then": schema,
     "dependentRequired": lambda chance, _: {chance.choice("abc"): [chance.choice("abc")]},
     "dependentSchemas": lambda chance, depth: {chance.choice("abc"): schema(chance, depth)},
     "unevaluatedProperties": lambda chance, depth: chance.choice([False, schema(chance, depth)]),
     "unevaluatedItems": lambda chance, depth: chance.choice([False, schema(chance, depth)]),
 }
-
-
-def schema(chance: random.Random, depth: int = 3) -> Schema:
-    """A schema, with schemas in it down to `depth`."""
-    if depth <= 0 or chance.random() < 0.15:
-        return chance.choice(_SMALL)
-    words = chance.sample(sorted(_KEYWORDS), chance.randint(1, 3))
-    return {word: _KEYWORDS[word](chance, depth - 1) for word in words}
