@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -20,11 +21,29 @@ LOOPS = [
 ]
 
 
-@pytest.fixture(params=LOOPS)
+# What has to hold on every loop, whatever is built on it.
+ON_ALL_LOOPS = {
+    *("test_conformance", "test_conformance_scripted", "test_loop", "test_programs"),
+    *("test_responsive", "test_stream", "test_watch", "test_branches"),
+}
+ON_THEIR_OWN = {"cases", "soak"}  # rooms that say for themselves what they run on
+
+
+@pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """The loop that an asynchronous test runs on; each runs on all."""
+    """The loop that an asynchronous test runs on."""
     backend: tuple[str, dict[str, Any]] = request.param
     return backend
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run asynchronous tests on all loops, or on one of them: which, their name decides."""
+    path = Path(metafunc.module.__file__)
+    if "anyio_backend" not in metafunc.fixturenames or path.parent.name in ON_THEIR_OWN:
+        return
+    chosen = crc32(metafunc.function.__qualname__.encode()) % len(LOOPS)
+    loops = LOOPS if path.stem in ON_ALL_LOOPS else LOOPS[chosen : chosen + 1]
+    metafunc.parametrize("anyio_backend", loops, indirect=True)
 
 
 @pytest.fixture(scope="session")
