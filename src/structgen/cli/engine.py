@@ -48,7 +48,7 @@ def open_engine(model: str, **options: Any) -> AbstractAsyncContextManager[Engin
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Import what is large: it all stays, and to look for garbage in it takes a fifth of the time."""
+    """Import what is large: all of it stays, and looking for garbage is a fifth of the time."""
     gc.disable()
     try:
         yield
