@@ -16,8 +16,7 @@ from typing import Any
 import jsonschema_rs
 from jsonschema_rs import canonical
 
-from structgen.grammar.schema.bundling import PREFIX
-from structgen.grammar.schema.keywords import Json, inner
+from structgen.grammar.schema.keywords import PREFIX, Json, inner, referred
 
 MOST_CHARACTERS = 20_000  # of a schema, with what it refers to
 MOST_NEGATED = 4_000  # of a schema that is negated
@@ -105,7 +104,7 @@ class Algebra:
         found: dict[str, Json] = {}
         todo = [schema]
         while todo:
-            for name in _references(todo.pop()):
+            for name in referred(todo.pop()):
                 if name not in found:
                     found[name] = self._defs[name]
                     todo.append(self._defs[name])
@@ -167,18 +166,3 @@ def disjoint(
         return left.intersect(right).satisfiability() is canonical.Satisfiability.NO
     except ValueError:
         return False
-
-
-def _references(value: Json) -> set[str]:
-    found: set[str] = set()
-    todo = [value]
-    while todo:
-        each = todo.pop()
-        if isinstance(each, list):
-            todo += each
-        elif isinstance(each, dict):
-            reference = each.get("$ref")
-            if isinstance(reference, str):
-                found.add(reference.removeprefix(PREFIX))
-            todo += (inner for key, inner in each.items() if key not in {"enum", "const"})
-    return found

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-from structgen.grammar.schema.keywords import NAMED, SCHEMA, SCHEMAS, Draft, Json, known
+from structgen.grammar.schema.keywords import (
+    NAMED,
+    PREFIX,
+    SCHEMA,
+    SCHEMAS,
+    Draft,
+    Json,
+    known,
+    without,
+)
 from structgen.grammar.schema.reading import Document, pointer, refusal
 from structgen.grammar.schema.references import References
-
-PREFIX = "#/$defs/"
 
 
 class Bundle(msgspec.Struct, frozen=True):
@@ -41,8 +48,8 @@ def bundle(document: Document) -> Bundle:
         name, schema, path = walk.todo.pop()
         walk.defs[name] = walk.schema(schema, path)
     endless = _endless(walk.defs)
-    root = _pruned(root, endless)
-    defs = {name: _pruned(schema, endless) for name, schema in walk.defs.items()}
+    root = without(root, endless)
+    defs = {name: without(schema, endless) for name, schema in walk.defs.items()}
     ends = _ends(root, {name: name not in endless for name in defs})
     return Bundle(root, defs, walk.paths, walk.dynamic, ends)
 
@@ -184,18 +191,3 @@ def _needed(schema: dict[str, Json]) -> list[Json]:
         more = [schema.get("items", True)] if needed > len(first) else []
         return [*first[:needed], *more]
     return []
-
-
-def _pruned(value: Json, endless: set[str]) -> Json:
-    """A schema, or a part of one, with references to endless schemas false."""
-    if isinstance(value, list):
-        return [_pruned(each, endless) for each in value]
-    if not isinstance(value, dict):
-        return value
-    reference = value.get("$ref")
-    if isinstance(reference, str) and reference.removeprefix(PREFIX) in endless:
-        return False
-    return {
-        key: inner if key in {"enum", "const"} else _pruned(inner, endless)
-        for key, inner in value.items()
-    }

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from structgen.grammar.schema.bundling import PREFIX, Bundle
-from structgen.grammar.schema.keywords import Json
+from structgen.grammar.schema.bundling import Bundle
+from structgen.grammar.schema.keywords import PREFIX, Json
 
 # To know what was not evaluated, a validator evaluates all that stands beside it again.
 _AGAIN = 3

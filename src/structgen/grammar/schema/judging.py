@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from typing import Any, NoReturn
 
 import jsonschema_rs
 
+from structgen.grammar.schema import strict
 from structgen.grammar.schema.effort import Effort
 from structgen.grammar.schema.keywords import Json
 
@@ -38,10 +38,8 @@ class JsonJudge:
     def fault(self, text: str) -> str | None:
         """See `Judge`."""
         try:
-            value = json.loads(
-                text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_number
-            )
-        except _DuplicateKeyError as error:
+            value = strict.loads(text, parse_float=_number)
+        except strict.DuplicateKeyError as error:
             return f"duplicate key {error.args[0]!r:.80}"
         except (ValueError, RecursionError) as error:
             return f"not JSON: {error!s:.{_SHOWN}}"
@@ -69,25 +67,6 @@ class JsonJudge:
         if error is None:
             return None
         return f"{_path(error.instance_path)}: {error.kind.name}: {error.message:.{_SHOWN}}"
-
-
-class _DuplicateKeyError(Exception):
-    """An object has a key twice."""
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _DuplicateKeyError(key)
-            seen.add(key)
-    return found
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _number(text: str) -> float:

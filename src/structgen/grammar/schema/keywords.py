@@ -1,16 +1,20 @@
 """The keywords of JSON Schema: from which draft to which each is one, and where schemas are in it.
 
-Used   by `reading` and `bundling`.
+Owns   the ways through a schema. A property may have any name, also that of a keyword: so nothing
+       else may go by the keys that it meets.
+Used   by everything here that looks into schemas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any
 
 Json = Any  # a value as `json` reads it
+
+PREFIX = "#/$defs/"  # of the references of a schema in normal form; see `bundling`
 
 
 class Draft(IntEnum):
@@ -89,3 +93,37 @@ def inner(schema: Json) -> Iterator[tuple[tuple[str, ...], Json]]:
             for name, each in value.items():
                 if isinstance(each, dict | bool):  # not the lists of `dependencies`
                     yield (keyword, name), each
+
+
+def mapped(schema: Json, change: Callable[[Json], Json]) -> Json:
+    """A schema with each schema right inside of it changed."""
+    made = dict(schema) if isinstance(schema, dict) else schema
+    for (keyword, *rest), each in inner(schema):
+        if not rest:
+            made[keyword] = change(each)
+            continue
+        if made[keyword] is schema[keyword]:
+            made[keyword] = schema[keyword].copy()
+        step = int(rest[0]) if isinstance(made[keyword], list) else rest[0]
+        made[keyword][step] = change(each)
+    return made
+
+
+def without(schema: Json, names: Collection[str]) -> Json:
+    """A schema in normal form, with references to these definitions false, at any depth."""
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    if reference is not None and reference.removeprefix(PREFIX) in names:
+        return False
+    return mapped(schema, lambda each: without(each, names))
+
+
+def referred(schema: Json) -> set[str]:
+    """The definitions that a schema in normal form refers to, at any depth."""
+    found: set[str] = set()
+    todo = [schema]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, dict) and "$ref" in each:
+            found.add(each["$ref"].removeprefix(PREFIX))
+        todo += (inside for _, inside in inner(each))
+    return found

@@ -13,13 +13,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import jsonschema_rs
 import msgspec
 from jsonschema_rs import canonical
 
 from structgen.errors import ConstraintError
+from structgen.grammar.schema import strict
 from structgen.grammar.schema.keywords import Draft, Json, inner
 
 MOST_CHARACTERS = 512_000  # of a schema
@@ -69,10 +70,10 @@ def read(schema: str) -> Document:
             "what is not needed, or generate in several steps"
         )
     try:
-        root = json.loads(schema, object_pairs_hook=_without_duplicates, parse_constant=_no_number)
+        root = strict.loads(schema)
         schema.encode()
         json.dumps(root, ensure_ascii=False, allow_nan=False).encode()
-    except _DuplicateKeyError as error:
+    except strict.DuplicateKeyError as error:
         raise refusal("", f"the key {error.args[0]!r:.80} is there twice; keep one") from None
     except UnicodeEncodeError:
         raise refusal("", "half of a surrogate pair is no text; leave it out") from None
@@ -135,25 +136,6 @@ def _causes(reason: object) -> list[canonical.Cause]:
 
 
 # ---------------------------------------------------------------- parsing
-
-
-class _DuplicateKeyError(Exception):
-    """An object of the schema has a key twice."""
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _DuplicateKeyError(key)
-            seen.add(key)
-    return found
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _check_limits(root: Json) -> None:

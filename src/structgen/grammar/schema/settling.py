@@ -12,8 +12,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from structgen.grammar.schema.bundling import PREFIX
-from structgen.grammar.schema.keywords import Json, inner
+from structgen.grammar.schema.keywords import PREFIX, Json, inner, without
 from structgen.grammar.schema.reading import pointer, refusal
 
 MOST_TRIED = 1_500_000  # characters of all schemas that are tried
@@ -73,9 +72,9 @@ class Settled:
             if schema is not False and _is_empty(self._error(self._text(schema, self.defs)))
         }
         if empty:
-            self.root = _replaced(self.root, empty)
+            self.root = without(self.root, empty)
             self.defs = {
-                name: False if name in empty else _replaced(schema, empty)
+                name: False if name in empty else without(schema, empty)
                 for name, schema in self.defs.items()
             }
         elif _is_empty(error := self._error(self._text(self.root, self.defs))):
@@ -174,18 +173,3 @@ def _with(schema: dict[str, Json], steps: tuple[str, ...], weaker: Json) -> dict
     if isinstance(value, list):
         return {**schema, first: [weaker if str(n) == rest[0] else v for n, v in enumerate(value)]}
     return {**schema, first: {**value, rest[0]: weaker}}
-
-
-def _replaced(value: Json, names: set[str]) -> Json:
-    """A schema with references to some definitions false."""
-    if isinstance(value, list):
-        return [_replaced(each, names) for each in value]
-    if not isinstance(value, dict):
-        return value
-    reference = value.get("$ref")
-    if isinstance(reference, str) and reference.removeprefix(PREFIX) in names:
-        return False
-    return {
-        key: each if key in {"enum", "const"} else _replaced(each, names)
-        for key, each in value.items()
-    }

@@ -11,8 +11,8 @@ from itertools import combinations, permutations
 
 from structgen.grammar.schema import objects, patterns
 from structgen.grammar.schema.algebra import Algebra, disjoint
-from structgen.grammar.schema.bundling import PREFIX, Bundle
-from structgen.grammar.schema.keywords import Json
+from structgen.grammar.schema.bundling import Bundle
+from structgen.grammar.schema.keywords import PREFIX, Json
 from structgen.grammar.schema.numbers import is_bound, is_held, is_step, missed
 from structgen.grammar.schema.reading import pointer
 from structgen.grammar.schema.shapes import (
