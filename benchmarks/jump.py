@@ -18,6 +18,8 @@ import os
 import re
 import statistics
 import time
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +96,23 @@ async def pair(
     return {name: await timed(sides[name][0], batch, repeat, **sides[name][1]) for name in names}
 
 
+def placed(ids: Sequence[int], token_bytes: Sequence[bytes]) -> set[tuple[int, int]]:
+    """Tokens of a text, each with the byte at which it begins."""
+    begins = accumulate((len(token_bytes[token]) for token in ids), initial=0)
+    return set(zip(begins, ids, strict=False))
+
+
 async def quality(engine: Engine, run: Run) -> dict[str, float]:
     """Of the outputs of a run: what is valid, forced, spelled canonically; how likely they are."""
     tokenizer = engine.loaded.checkpoint.tokenizer
     canonical = total = length = 0
     likely: list[float] = []
     for done in run.done:
-        ids = tuple(tokenizer.encode(done.text, start=False))
-        # Without the end token, if one was drawn.
-        canonical += sum(a == b for a, b in zip(ids, done.tokens, strict=False))
+        # By their places: one that is written otherwise does not make those behind it wrong.
+        ids = tokenizer.encode(done.text, start=False)
+        canonical += len(
+            placed(ids, tokenizer.token_bytes) & placed(done.tokens, tokenizer.token_bytes)
+        )
         total += len(done.tokens)
         length += len(done.text.encode())
         likely += [entry.logprob for entry in done.logprobs if entry.logprob is not None]

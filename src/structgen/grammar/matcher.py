@@ -193,26 +193,12 @@ class GuidanceMatcher:
         self._state, self._vocabulary = state, vocabulary
         self._row = np.zeros(-(-(vocabulary.size + 1) // 32), np.int32)
         self._recent: deque[int] = deque(maxlen=CONTEXT)
+        self.words = self._vocabulary.words
         self._look()
-
-    @property
-    def words(self) -> int:
-        """See `Matcher`."""
-        return self._vocabulary.words
-
-    @property
-    def complete(self) -> bool:
-        """See `Matcher`."""
-        return self._complete
-
-    @property
-    def finished(self) -> bool:
-        """See `Matcher`."""
-        return self._finished
 
     def fill(self, row: Mask) -> None:
         """See `Matcher`."""
-        if self._finished:
+        if self.finished:
             row[:] = 0
             return
         self._compute(self._state)
@@ -228,7 +214,7 @@ class GuidanceMatcher:
     def forced(self, limit: int) -> Sequence[int]:
         """See `Matcher`."""
         spelling = self._vocabulary.spelling
-        if spelling is None or self._finished:
+        if spelling is None or self.finished:
             return ()
         data = self._state.compute_ff_bytes()[:MOST_FORCED]
         written = spelling.written(list(self._recent), data) if data else None
@@ -251,7 +237,7 @@ class GuidanceMatcher:
         Raises `GenerationError` if the backend has to give up.
         """
         for count, token in enumerate(tokens):
-            if self._finished:
+            if self.finished:
                 return count
             self._compute(self._state)  # with a mask, the backend counts its steps anew
             taken = self._state.try_consume_tokens([token])
@@ -269,8 +255,8 @@ class GuidanceMatcher:
             raise self._failure(state)
 
     def _look(self) -> None:
-        self._complete: bool = self._state.is_accepting()
-        self._finished: bool = self._complete and self._state.is_stopped()
+        self.complete: bool = self._state.is_accepting()
+        self.finished: bool = self.complete and self._state.is_stopped()
 
     @staticmethod
     def _failure(state: LLMatcher) -> GenerationError:

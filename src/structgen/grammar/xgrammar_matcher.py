@@ -88,26 +88,12 @@ class XgrammarMatcher:
         self._vocabulary = compiler.vocabulary
         self._row = np.zeros((1, -(-(self._vocabulary.size + 1) // 32)), np.int32)
         self._recent: deque[int] = deque(maxlen=CONTEXT)
+        self.words = self._vocabulary.words
         self._look(b"")
-
-    @property
-    def words(self) -> int:
-        """See `Matcher`."""
-        return self._vocabulary.words
-
-    @property
-    def complete(self) -> bool:
-        """See `Matcher`."""
-        return self._complete
-
-    @property
-    def finished(self) -> bool:
-        """See `Matcher`."""
-        return self._finished
 
     def fill(self, row: Mask) -> None:
         """See `Matcher`."""
-        if self._finished:
+        if self.finished:
             row[:] = 0
         else:
             self._compute(self._state, row, half=self._half)
@@ -122,7 +108,7 @@ class XgrammarMatcher:
     def forced(self, limit: int) -> Sequence[int]:
         """See `Matcher`."""
         spelling = self._vocabulary.spelling
-        if spelling is None or self._complete:
+        if spelling is None or self.complete:
             return ()
         data = self._state.find_jump_forward_string().encode()[:MOST_FORCED]
         written = spelling.written(list(self._recent), data) if data else None
@@ -144,7 +130,7 @@ class XgrammarMatcher:
 
     def _taken(self, token: int) -> bool:
         """Whether a token was allowed, and is accepted now."""
-        if self._finished or not 0 <= token < self._vocabulary.size:
+        if self.finished or not 0 <= token < self._vocabulary.size:
             return False
         # The library has complaints about tokens without text that go to the console.
         if not int(self._text[self._half][token >> 5]) >> (token & 31) & 1:
@@ -162,12 +148,12 @@ class XgrammarMatcher:
 
     def _look(self, last: bytes) -> None:
         self._half = last.endswith(bytes([_SURROGATE]))
-        self._complete: bool = self._state.is_completed()
-        self._finished = False
-        if self._complete:
+        self.complete: bool = self._state.is_completed()
+        self.finished = False
+        if self.complete:
             row = np.zeros(self.words, np.int32)
             self._compute(self._state, row, half=False)
-            self._finished = not row.any()
+            self.finished = not row.any()
 
 
 def _has_surrogate(data: bytes) -> bool:
