@@ -22,7 +22,7 @@ from types import FunctionType, ModuleType
 from typing import NamedTuple, get_overloads, is_typeddict
 
 import structgen
-from structgen import errors, events, testing, trace
+from structgen import errors, events, terms, testing, trace
 from structgen.program import expression
 from structgen.trace import spans
 
@@ -70,6 +70,7 @@ class Section(NamedTuple):
 SECTIONS = (
     Section(structgen),
     Section(expression, ("CallOptions", "SelectOptions")),
+    Section(terms),
     Section(errors),
     Section(events),
     Section(testing),

@@ -49,11 +49,13 @@ def open_engine(model: str, **options: Any) -> AbstractAsyncContextManager[Engin
 @contextmanager
 def without_collections() -> Iterator[None]:
     """Import what is large: all of it stays, and looking for garbage is a fifth of the time."""
+    collected = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if collected:
+            gc.enable()
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
