@@ -118,9 +118,24 @@ def _from_expression(expression: Expression, name: str) -> Source:
 
 
 def _compiled(source: Source, vocabulary: Vocabulary) -> Grammar:
+    grammar = Grammar(_start(source, vocabulary), vocabulary, source)
+    try:
+        # Followed through a long text, what blows up does so here, and not in a request. And what
+        # all matchers of a vocabulary share is made by the first one: in this thread.
+        grammar.matcher().try_all(vocabulary.backend.greedy_tokenize(source.sample))
+    except GenerationError as error:
+        raise ConstraintError(
+            f"{source.name}: it can match in too many ways at once ({error}); bound fewer repeats "
+            "inside other repeats"
+        ) from None
+    return grammar
+
+
+def _start(source: Source, vocabulary: Vocabulary) -> LLMatcher | Automaton:
+    """What stands before the first token, by the backend that the source is for."""
     closed, xgrammar = source.closed, vocabulary.at_hand(Compiler)
     if xgrammar is not None and closed is not None and laid_out(source.separators):
-        return Grammar(xgrammar.compiled(closed, source.separators), vocabulary, source)
+        return xgrammar.compiled(closed, source.separators)
     # Without `no_forcing` a mask has one bit where the next bytes are certain: the spelling that
     # the backend would choose, and none of the others that a model may prefer.
     state = LLMatcher(
@@ -132,13 +147,4 @@ def _compiled(source: Source, vocabulary: Vocabulary) -> Grammar:
     if state.is_error():
         reason = state.get_error().strip().partition("\n")[0]
         raise ConstraintError(f"{source.name}: {reason}; a simpler one may do")
-    grammar = Grammar(state, vocabulary, source)
-    try:
-        # Followed through a long text, what blows up does so here, and not in a request.
-        grammar.matcher().try_all(vocabulary.backend.greedy_tokenize(source.sample))
-    except GenerationError as error:
-        raise ConstraintError(
-            f"{source.name}: it can match in too many ways at once ({error}); bound fewer repeats "
-            "inside other repeats"
-        ) from None
-    return grammar
+    return state

@@ -24,7 +24,7 @@ that tokens at the end must wait is what Guidance calls "fast-forward tokens".
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -77,18 +77,19 @@ class Spelling:
     """How a tokenizer writes forced bytes; one for a vocabulary, shared by all threads."""
 
     def __init__(self, tokens: Sequence[bytes], encode: Encode) -> None:
-        """Index a vocabulary: 40 ms for 50,000 tokens.
+        """Index a vocabulary: 0.1 s for 50,000 tokens.
 
         tokens   the bytes of every token that a text may hold, b"" for others
         """
         self._tokens, self._encode = tokens, encode
-        self._sorted = sorted((data, token) for token, data in enumerate(tokens) if data)
-        self._ids = dict(reversed(self._sorted))
-        self._longest = max((len(data) for data, _ in self._sorted), default=0)
+        # Of tokens with the same bytes, the first.
+        self._ids = {data: token for token, data in reversed(list(enumerate(tokens))) if data}
+        self._sorted = sorted(self._ids)
+        self._longest = max(map(len, self._sorted), default=0)
         self._longer: dict[bytes, Longer | None] = {}
         self._written: dict[tuple[bytes, bytes], tuple[int, ...] | None] = {}
         # Thousands of tokens begin with a space: found here, and not in the first request.
-        starts = {data[:1] for data, _ in self._sorted}
+        starts = {data[:1] for data in self._sorted}
         self._single = {start: self._found(start) for start in starts}
 
     def written(self, before: Sequence[int], forced: bytes) -> Written | None:
@@ -188,13 +189,13 @@ class Spelling:
         return found
 
     def _found(self, text: bytes) -> Longer | None:
-        found: set[int | None] = set()
-        for index in range(bisect_left(self._sorted, (text, -1)), len(self._sorted)):
-            data = self._sorted[index][0]
-            if not data.startswith(text):
-                break
-            if len(data) > len(text):
-                found.add(self._beginning(data[len(text) :]))
+        start = bisect_right(self._sorted, text)
+        end = bisect_right(self._sorted, text + b"\xff" * self._longest, start)
+        rests = [data[len(text) :] for data in self._sorted[start:end]]
+        found = set(map(self._ids.get, rests))
+        if None in found:  # what is behind the text need not be a token
+            found.discard(None)
+            found.update(self._beginning(rest) for rest in rests if rest not in self._ids)
         return Longer(found, len(self._tokens)) if found else None
 
     def _beginning(self, data: bytes) -> int | None:

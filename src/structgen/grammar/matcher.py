@@ -103,7 +103,6 @@ class Vocabulary:
     words     width of a mask
     text      the mask of all tokens that have a text
     spelled   the characters that there are tokens for: whoever begins one can finish it
-    spelling  how the tokenizer writes forced text; None where there is no tokenizer
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Vocabulary:
         # end an output is decided elsewhere.
         self.end = size
         self.spelled = _spelled(tokens)
-        self.spelling = None if encode is None else Spelling(tokens, encode)
+        self._encode = encode
         self.backend = LLTokenizer(
             TokenizerWrapper(_Tokens([*tokens, b""], self.end)),
             n_vocab=size + 1,
@@ -148,6 +147,14 @@ class Vocabulary:
                 self._derived[make] = make(self)
             found: Derived = self._derived[make]
             return found
+
+    @property
+    def spelling(self) -> Spelling | None:
+        """How the tokenizer writes forced text; None without one. Takes 0.2 s the first time."""
+        return self.derived(Vocabulary._spelling)
+
+    def _spelling(self) -> Spelling | None:
+        return None if self._encode is None else Spelling(self.tokens, self._encode)
 
     def at_hand(self, make: Callable[[Vocabulary], Derived]) -> Derived | None:
         """The same if it has been made already, None if not."""
@@ -193,7 +200,8 @@ class GuidanceMatcher:
         self._state, self._vocabulary = state, vocabulary
         self._row = np.zeros(-(-(vocabulary.size + 1) // 32), np.int32)
         self._recent: deque[int] = deque(maxlen=CONTEXT)
-        self.words = self._vocabulary.words
+        self._spelling = vocabulary.spelling
+        self.words = vocabulary.words
         self._look()
 
     def fill(self, row: Mask) -> None:
@@ -213,7 +221,7 @@ class GuidanceMatcher:
 
     def forced(self, limit: int) -> Sequence[int]:
         """See `Matcher`."""
-        spelling = self._vocabulary.spelling
+        spelling = self._spelling
         if spelling is None or self.finished:
             return ()
         data = self._state.compute_ff_bytes()[:MOST_FORCED]

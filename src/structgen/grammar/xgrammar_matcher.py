@@ -88,6 +88,7 @@ class XgrammarMatcher:
         self._vocabulary = compiler.vocabulary
         self._row = np.zeros((1, -(-(self._vocabulary.size + 1) // 32)), np.int32)
         self._recent: deque[int] = deque(maxlen=CONTEXT)
+        self._spelling = self._vocabulary.spelling
         self.words = self._vocabulary.words
         self._look(b"")
 
@@ -107,7 +108,7 @@ class XgrammarMatcher:
 
     def forced(self, limit: int) -> Sequence[int]:
         """See `Matcher`."""
-        spelling = self._vocabulary.spelling
+        spelling = self._spelling
         if spelling is None or self.complete:
             return ()
         data = self._state.find_jump_forward_string().encode()[:MOST_FORCED]
