@@ -26,7 +26,9 @@ from typing import Any
 import msgspec
 import torch
 
-from structgen import Engine
+from structgen import Engine, Regex
+from structgen.grammar.compiler import Grammar, compile_constraint
+from structgen.models.tokenizer import Tokenizer
 from structgen.request import Completion
 
 # As `json.dumps` writes it.
@@ -96,37 +98,63 @@ async def pair(
     return {name: await timed(sides[name][0], batch, repeat, **sides[name][1]) for name in names}
 
 
-def placed(ids: Sequence[int], token_bytes: Sequence[bytes]) -> set[tuple[int, int]]:
+def placed(ids: Sequence[int], token_bytes: Sequence[bytes]) -> list[tuple[int, int]]:
     """Tokens of a text, each with the byte at which it begins."""
     begins = accumulate((len(token_bytes[token]) for token in ids), initial=0)
-    return set(zip(begins, ids, strict=False))
+    return list(zip(begins, ids, strict=False))
 
 
-async def quality(engine: Engine, run: Run) -> dict[str, float]:
+def forced_in(grammar: Grammar, ids: Sequence[int]) -> tuple[list[bool], int]:
+    """Which tokens of an output are forced, where the others are drawn as they stand there; and
+    at how many places something else would be forced than what stands there."""
+    matcher, found, others = grammar.matcher(), [False] * len(ids), 0
+    for place, token in enumerate(ids):
+        if not found[place]:
+            certain = tuple(matcher.forced(len(ids) - place))
+            same = certain == tuple(ids[place : place + len(certain)])
+            found[place : place + len(certain) * same] = [True] * len(certain) * same
+            others += not same
+        matcher.accept(token)
+    return found, others
+
+
+def spelling(grammar: Grammar, tokenizer: Tokenizer, done: Sequence[Completion]) -> dict[str, Any]:
+    """How many tokens are the tokenizer's for the whole text: of all, and of those that are forced.
+
+    And the same for a model that draws the tokenizer's for these texts: how many are forced then,
+    and at how many places it would be forced to write otherwise.
+    """
+    total = canonical = forced = forced_canonical = would = others = 0
+    for each in done:
+        ids = tokenizer.encode(each.text, start=False)
+        own = set(placed(ids, tokenizer.token_bytes))
+        flags, _ = forced_in(grammar, each.tokens)
+        for place, flag in zip(placed(each.tokens, tokenizer.token_bytes), flags, strict=True):
+            canonical += place in own
+            forced += flag
+            forced_canonical += flag and place in own
+        total += len(each.tokens)
+        flags, different = forced_in(grammar, ids)
+        would, others = would + sum(flags) / len(ids), others + different
+    return {
+        "canonical tokens": canonical / total,
+        "canonical forced tokens": forced_canonical / max(1, forced),
+        "drawn canonically: forced": would / len(done),
+        "drawn canonically: forced otherwise": others,
+    }
+
+
+def quality(grammar: Grammar, tokenizer: Tokenizer, run: Run) -> dict[str, Any]:
     """Of the outputs of a run: what is valid, forced, spelled canonically; how likely they are."""
-    tokenizer = engine.loaded.checkpoint.tokenizer
-    canonical = total = length = 0
-    likely: list[float] = []
-    for done in run.done:
-        # By their places: one that is written otherwise does not make those behind it wrong.
-        ids = tokenizer.encode(done.text, start=False)
-        canonical += len(
-            placed(ids, tokenizer.token_bytes) & placed(done.tokens, tokenizer.token_bytes)
-        )
-        total += len(done.tokens)
-        length += len(done.text.encode())
-        likely += [entry.logprob for entry in done.logprobs if entry.logprob is not None]
+    length = sum(len(done.text.encode()) for done in run.done)
+    likely = [entry.logprob for done in run.done for entry in done.logprobs if entry.logprob]
     texts = [done.text for done in run.done]
     return {
         "valid": sum(bool(re.fullmatch(RECORD, text)) for text in texts) / len(texts),
         "complete": sum(done.finish.complete for done in run.done) / len(run.done),
         "forced": sum(done.finish.forced for done in run.done) / run.tokens,
-        "canonical tokens": canonical / total,
-        "canonical outputs": sum(
-            tuple(tokenizer.encode(done.text, start=False)) == done.tokens for done in run.done
-        )
-        / len(run.done),
         "log-probability per byte": sum(likely) / length,
+        **spelling(grammar, tokenizer, run.done),
     }
 
 
@@ -149,12 +177,14 @@ async def jumping(
         name: (engine, {**given, "logprobs": True}) for name, (engine, given) in sides.items()
     }
     looked_at = await pair(scored, batch, 0)
-    for name, (engine, _) in sides.items():
+    tokenizer = on.loaded.checkpoint.tokenizer
+    grammar = compile_constraint(Regex(RECORD), on.loaded.vocabulary)
+    for name in sides:
         row[f"{name}: tokens/s"] = statistics.median(run[name].rate for run in runs)
         row[f"{name}: seconds"] = statistics.median(run[name].seconds for run in runs)
         row[f"{name}: ms/step"] = 1000 * statistics.median(run[name].step for run in runs)
         row[f"{name}: steps"] = statistics.median(run[name].steps for run in runs)
-        found = await quality(engine, looked_at[name])
+        found = quality(grammar, tokenizer, looked_at[name])
         row |= {f"{name}: {what}": value for what, value in found.items()}
     return row
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from structgen.errors import ConstraintError
+from structgen.request import Regex, Request
+from structgen.sampling import Sampling
 from structgen.testing import ScriptedBackend
-from tests.conformance import completion_of, request
+from tests.conformance import PROMPT, completion_of, request
 
 
 class TestStopPatterns:
@@ -51,3 +55,22 @@ class TestStopPatterns:
 
     def test_are_among_its_capabilities(self) -> None:
         assert ScriptedBackend().capabilities.stop_regex
+
+
+class TestStopsInsideAConstraint:
+    """They end the output where what stands before them is complete; elsewhere they are text."""
+
+    @pytest.mark.parametrize(
+        "options", [{"stop": (",",)}, {"stop_regex": ("[,;]",)}, {"stop_token_ids": (44,)}]
+    )
+    async def test_are_text_where_it_is_not_complete(self, options: dict[str, Any]) -> None:
+        backend = ScriptedBackend("a,b,c")
+        assert backend.tokenizer.encode(",") == (44,)
+        sampling = Sampling(max_tokens=20, **options)
+
+        completion = await completion_of(
+            backend, Request(prompt=PROMPT, sampling=sampling, constraint=Regex("a,b(,[a-z])*"))
+        )
+
+        assert (completion.text, completion.finish.complete) == ("a,b", True)
+        assert completion.finish.matched in {",", 44}

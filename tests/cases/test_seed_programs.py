@@ -5,6 +5,7 @@ Outcomes are greedy, in float32, with few tokens for each generation.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -120,10 +121,12 @@ class TestBothFormsOfASeedProgram:
     async def test_say_the_same(self, names: Names, default_model: Path, pair: Pair) -> None:
         async with opened(default_model) as engine:
             backend = capped(engine, pair.tokens)
-            mechanical, native = [
-                await names[form].using(temperature=0).run(backend, *pair.arguments)
-                for form in (pair.mechanical, pair.native)
-            ]
+            mechanical, native = await asyncio.gather(
+                *(
+                    names[form].using(temperature=0).run(backend, *pair.arguments)
+                    for form in (pair.mechanical, pair.native)
+                )
+            )
 
         assert native.text() == mechanical.text()
         assert native.usage.completion_tokens == mechanical.usage.completion_tokens > 0

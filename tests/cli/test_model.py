@@ -28,7 +28,7 @@ class TestTheDemo:
             "--arg",
             "count=2",
             "--max-tokens",
-            "8",
+            "4",
             "--dtype",
             "float32",
             "--json",

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,13 +12,11 @@ from structgen.errors import ConstraintError
 from structgen.grammar.compiler import Grammar, compile_constraint
 from structgen.grammar.ebnf import rules_of
 from structgen.grammar.matcher import Vocabulary
-from structgen.request import Ebnf, Regex
+from structgen.request import Ebnf
 from tests.grammar.derivatives import vocabulary_of
 from tests.grammar.rules import Rules, derived, grammars, texts, written
 
 VOCABULARY = vocabulary_of([bytes([byte]) for byte in range(256)])
-CASES = os.environ.get("STRUCTGEN_CASES", Path(__file__).parents[2] / ".." / "shared" / "cases")
-FAULTS = Path(CASES) / "grammar_faults.jsonl"
 
 
 def compiled(grammar: str, vocabulary: Vocabulary = VOCABULARY) -> Grammar:
@@ -199,39 +193,6 @@ class TestCharactersWithoutATokenOfTheirs:
 
         assert "a-b" in grammar.source.lark
         assert grammar.matches([0, 1, 1])
-
-
-def faults(kind: str) -> list[Any]:
-    """Rows of the fault file, none where the file is not there."""
-    if not FAULTS.exists():
-        return []
-    rows = [json.loads(line) for line in FAULTS.read_text(encoding="utf-8").splitlines()]
-    return [pytest.param(row, id=row["id"]) for row in rows if row["kind"] == kind]
-
-
-@pytest.mark.skipif(not FAULTS.exists(), reason="the fault file is not there")
-class TestTheFaultsOfOthers:
-    @pytest.mark.parametrize("row", faults("ebnf"))
-    def test_of_grammars_are_none_here(self, row: dict[str, Any]) -> None:
-        if row.get("expect_error"):
-            with pytest.raises(ConstraintError):
-                compiled(row["grammar"])
-            return
-
-        assert accepted(row["grammar"], row["accept"]) == [True] * len(row["accept"])
-        assert accepted(row["grammar"], row["reject"]) == [False] * len(row["reject"])
-
-    @pytest.mark.parametrize("row", faults("regex"))
-    def test_of_patterns_are_none_here(self, row: dict[str, Any]) -> None:
-        try:
-            grammar = compile_constraint(Regex(row["grammar"]), VOCABULARY)
-        except ConstraintError:
-            # Refused: malformed, beyond an automaton, or never more than the empty text.
-            assert row.get("expect_error") or not any(row["accept"])
-            return
-
-        assert [grammar.accepts(text) for text in row["accept"]] == [True] * len(row["accept"])
-        assert [grammar.accepts(text) for text in row["reject"]] == [False] * len(row["reject"])
 
 
 class TestAGrammarWithoutShortTexts:

@@ -27,7 +27,7 @@ EXAMPLES = int(os.environ.get("STRUCTGEN_SAMPLED_EXAMPLES", "2000"))
 TEXTS = 3  # of each constraint
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
     """JSON has no largest number, and `jsonschema` cannot take one that is infinite in Python."""
     return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
@@ -46,7 +46,7 @@ def test_texts_of_a_schema_are_valid_or_known_not_to_be(seed: int) -> None:
         text = sampled(grammar, chance)
         if text is None or grammar.fault(text) is not None:
             continue
-        assert judge.is_valid(json.loads(text, parse_float=_finite)), (asked, text)
+        assert judge.is_valid(json.loads(text, parse_float=finite)), (asked, text)
 
 
 @settings(max_examples=EXAMPLES // 4, deadline=None, derandomize=True, database=None)

@@ -31,9 +31,10 @@ from structgen.grammar.xgrammar_matcher import Compiler, XgrammarMatcher
 from structgen.models.checkpoint import open_checkpoint
 from tests.grammar.closed_schemas import SCHEMAS, SEPARATORS, Schema, spoiled, text_of, value_of
 from tests.grammar.derivatives import follow, legal
+from tests.shared_cases import rows
 
 EXAMPLES = int(os.environ.get("STRUCTGEN_GRAMMAR_EXAMPLES", "150"))
-CASES = Path(os.environ.get("STRUCTGEN_CASES", Path(__file__).parents[3] / "shared" / "cases"))
+REAL = rows("schemas_dev.jsonl")
 
 FORMATS = jsonschema.FormatChecker(["uuid"])
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -328,20 +329,14 @@ class TestCompiling:
         assert closed(json.loads(schema)) is None
 
 
+@pytest.mark.skipif(not REAL, reason="the data are not there")
 class TestRealSchemas:
-    def rows(self) -> list[tuple[Schema, Schema]]:
-        path = CASES / "schemas_dev.jsonl"
-        if not path.exists():
-            pytest.skip(f"{path} is not there")
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return [(row["schema"], row) for row in rows if closed(row["schema"]) is not None]
-
     def test_are_judged_as_a_validator_does(self) -> None:
-        rows = self.rows()
-        assert len(rows) >= 15
+        taken = [(row["schema"], row) for row in REAL if closed(row["schema"]) is not None]
+        assert len(taken) >= 15
 
         wrong = []
-        for schema, row in rows:
+        for schema, row in taken:
             grammar = by_xgrammar(schema)
             validator = jsonschema.validators.validator_for(schema)(schema)
             for value in (*row["valid"], *row["invalid"]):

@@ -12,7 +12,6 @@ import os
 import random
 import threading
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -20,18 +19,10 @@ import pytest
 from structgen import Engine
 from structgen.engine.memory import give_back
 from structgen.models.linear import padded_rows
-from tests.conftest import LOOPS
 
 SECONDS = float(os.environ.get("STRUCTGEN_SOAK_SECONDS", "600"))
 CLIENTS = 64
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "1", "2", "3", "4"]
-
-
-@pytest.fixture(params=LOOPS[:1])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """One loop is enough here: the other tests run on all."""
-    backend: tuple[str, dict[str, Any]] = request.param
-    return backend
 
 
 class Load:

@@ -329,6 +329,21 @@ class TestCalls:
 
         assert plan_of(tmp_path, text).steps == (Select("x", choices),)
 
+    @pytest.mark.parametrize(
+        ("call", "line"),
+        [
+            ("s.call([weather, kit.clock])", "call of weather, kit.clock"),
+            ("s.call(tools=(weather,), name='w')", "call w of weather"),
+            ("s.call(tools, 'w', parallel=True)", "call w of {tools} parallel=True"),
+        ],
+    )
+    def test_of_tools_name_the_functions(self, tmp_path: Path, call: str, line: str) -> None:
+        text = f"@program\nasync def p(s, tools, kit, weather):\n    await {call}\n"
+
+        (step,) = plan_of(tmp_path, text).steps
+
+        assert str(step) == line
+
     def test_may_have_names_that_are_made(self, tmp_path: Path) -> None:
         body = "for i in range(3): await s.gen(f'tip_{i}')"
 

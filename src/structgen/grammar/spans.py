@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Protocol
 
 import msgspec
 from llguidance import LLMatcher
@@ -36,15 +37,15 @@ Captures = tuple[tuple[str, str], ...]
 # ---------------------------------------------------------------- what the parts of a term take
 
 
-class Part:
+class Part(Protocol):
     """A part that is read at once."""
 
     def ends(self, text: str, at: int) -> Sequence[int]:
         """Where it may end if it begins at that character; the first is tried first."""
-        raise NotImplementedError
+        ...
 
 
-class Words(Part):
+class Words:
     """A fixed text."""
 
     def __init__(self, text: str) -> None:
@@ -55,7 +56,7 @@ class Words(Part):
         return (at + len(self._text),) if text.startswith(self._text, at) else ()
 
 
-class Free(Part):
+class Free:
     """Any text up to the first of some strings, or to the end where there is none."""
 
     def __init__(self, strings: Sequence[str] = ()) -> None:
@@ -67,7 +68,7 @@ class Free(Part):
         return (min(found, default=len(text)),)
 
 
-class Fitting(Part):
+class Fitting:
     """What fits a grammar of the backend."""
 
     def __init__(self, lark: str, name: str) -> None:
@@ -91,7 +92,7 @@ class Fitting(Part):
         return found[::-1]
 
 
-class Checked(Part):
+class Checked:
     """A JSON value that a judge finds no fault with."""
 
     def __init__(self, judge: Judge) -> None:

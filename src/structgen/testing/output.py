@@ -67,17 +67,26 @@ class Output:
         for token in self._script(reply):
             self.sampled += 1
             enough = self.sampled >= sampling.min_tokens
-            if enough and (token == END_ID or token in sampling.stop_token_ids):
+            if enough and (token == END_ID or self._stops_at(token, text)):
                 self.finish = Finish(reason="stop", matched=token)
                 break
             self.tokens.append(token)
             before, text = text, text + self._tokenizer.decode([token])
-            if found := self._first_stop(text, len(before), count=enough):
+            found = self._first_stop(text, len(before), count=enough)
+            if found is not None and self._may_end(text[: found[0]]):
                 self._cut(*found)
                 break
             if self.sampled == self._limit:
                 break
         self._conclude()
+
+    def _stops_at(self, token: int, text: str) -> bool:
+        return token in self._sampling.stop_token_ids and self._may_end(text)
+
+    def _may_end(self, text: str) -> bool:
+        """Whether a stop behind the text ends the output; inside of a constraint it is text."""
+        constraint = self._request.constraint
+        return constraint is None or verdict.mismatch(constraint, text) is None
 
     def _conclude(self) -> None:
         """Look at the whole text: is it what the constraint asks for?"""

@@ -69,6 +69,21 @@ class Select(msgspec.Struct, frozen=True, tag_field="step", tag="select"):
         return _words("select", _said(self.name), choices, _listed(self.options))
 
 
+class Call(msgspec.Struct, frozen=True, tag_field="step", tag="call"):
+    """A turn in which the model calls functions, and the turns of their results.
+
+    tools   the functions, each as the Python that names it
+    """
+
+    name: str | Hole = ""
+    tools: tuple[str, ...] | Hole = ()
+    options: Options = ()
+
+    def __str__(self) -> str:
+        tools = _said(self.tools) if isinstance(self.tools, Hole) else ", ".join(self.tools)
+        return _words("call", _said(self.name), f"of {tools}", _listed(self.options))
+
+
 class Prime(msgspec.Struct, frozen=True, tag_field="step", tag="prime"):
     """What was said so far is computed ahead."""
 
@@ -208,6 +223,7 @@ Step: TypeAlias = Union[  # noqa: UP007 - as said above
     Template,
     Gen,
     Select,
+    Call,
     Prime,
     Turn,
     Mark,

@@ -15,7 +15,7 @@ from structgen.grammar.schema.effort import Effort
 
 
 def effort(schema: Any, **defs: Any) -> Effort:
-    return Effort(Bundle(schema, defs, {}, dynamic=False))
+    return Effort(Bundle(schema, defs, {}, {}))
 
 
 def ref(name: str) -> dict[str, str]:
@@ -42,6 +42,9 @@ TWICE = {
         {"type": "object", "properties": {"a": {"$ref": "#"}}, "minProperties": 0},
     ]
 }
+
+TREE = {"type": "array"}
+D19 = "https://json-schema.org/draft/2019-09/schema"
 
 
 class TestTheCount:
@@ -137,3 +140,31 @@ class TestACheck:
         assert judge.fault('{"kids": [{"kids": [{"n": -1}]}]}') == (
             "$.kids[0].kids[0].n: minimum: -1 is less than the minimum of 0"
         )
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {
+                "$dynamicRef": "#n",
+                "$defs": {"x": {"$dynamicAnchor": "n", **TREE, "items": {"$dynamicRef": "#n"}}},
+            },
+            {"$dynamicAnchor": "n", **TREE, "items": {"$dynamicRef": "#n"}},
+            {"$schema": D19, "$recursiveAnchor": True, **TREE, "items": {"$recursiveRef": "#"}},
+            {"$schema": D19, **TREE, "items": {"$recursiveRef": "#"}},
+        ],
+        ids=["root", "inside", "recursive", "recursive without anchor"],
+    )
+    def test_follows_dynamic_references_to_where_they_may_lead(self, schema: Any) -> None:
+        judge = relaxed(json.dumps(schema)).judge
+
+        assert judge.fault("[[], [[[[]]], []]]") is None
+        fault = judge.fault("[[], [[[1]]]]")
+        assert fault is not None
+        assert "$[1][0][0][0]" in fault
+
+    def test_of_a_dynamic_reference_that_comes_back_to_its_place_is_refused(self) -> None:
+        schema = {"$dynamicAnchor": "n", "anyOf": [{"$dynamicRef": "#n"}, {"type": "null"}]}
+        fault = relaxed(json.dumps(schema)).judge.fault("1")
+
+        assert fault is not None
+        assert "cannot be checked" in fault

@@ -62,6 +62,7 @@ class TestARefusal:
         [
             ("{not json", "it is no JSON"),
             ("", "it is no JSON"),
+            ("a+", "a pattern is written Regex"),
             ("[1]", r"expected an object, true or false, got \[1\]"),
             ("false", "it accepts nothing"),
             ('{"const": 1e999}', "it is no JSON"),

@@ -29,14 +29,14 @@ class Bundle(msgspec.Struct, frozen=True):
     defs      what its references lead to, by name
     paths     where each of these was, as a JSON pointer
     ends      whether a finite value may satisfy it
-    dynamic   whether there are references that only the validator follows: `$dynamicRef`, which
-              stands where the schema has it
+    dynamic   of each `$dynamicRef`, which only the validator follows and which stands where the
+              schema has it, the names of all that it may lead to
     """
 
     root: Json
     defs: dict[str, Json]
     paths: dict[str, str]
-    dynamic: bool
+    dynamic: dict[str, set[str]]
     ends: bool = True
 
 
@@ -61,7 +61,7 @@ class _Walk:
         self.defs: dict[str, Json] = {}
         self.paths: dict[str, str] = {}
         self.todo: list[tuple[str, Json, str]] = []
-        self.dynamic = False
+        self.dynamic: dict[str, set[str]] = {}
         self._draft = document.draft
         self._references = References(document.root, document.draft)
         self._names: dict[int, str] = {}
@@ -95,8 +95,8 @@ class _Walk:
                 case "dependencies":
                     more.append(self._dependencies(value, path))
                 case "$dynamicRef" | "$recursiveRef":
-                    self.dynamic = True
                     found["$dynamicRef"] = value
+                    self._follow(value, schema, f"{path}/{keyword}")
                 case _:
                     found[keyword] = self._value(keyword, value, path)
         if more:
@@ -135,16 +135,27 @@ class _Walk:
         }
         return {"dependentRequired": lists, "dependentSchemas": schemas}
 
+    def _follow(self, reference: str, schema: Json, path: str) -> None:
+        """Note all that a dynamic reference may lead to."""
+        names = self.dynamic.setdefault(reference, set())
+        for target in self._references.targets(reference, schema, path):
+            names.add(self._name(target, path))
+
     def _reference(self, reference: str, schema: Json, path: str) -> str:
         target = self._references.target(reference, schema, path)
+        place = reference[1:] if reference.startswith("#/") else path
+        return PREFIX + self._name(target, place)
+
+    def _name(self, target: Json, place: str) -> str:
+        """The name in `$defs` of what a reference leads to; `place` is where to say it is."""
         key = id(target)
         if isinstance(target, bool):
             key = -1 - target
         if key not in self._names:
             self._names[key] = name = f"d{len(self._names)}"
-            self.paths[name] = place = reference[1:] if reference.startswith("#/") else path
+            self.paths[name] = place
             self.todo.append((name, target, place))
-        return PREFIX + self._names[key]
+        return self._names[key]
 
 
 # ---------------------------------------------------------------- what never ends

@@ -35,9 +35,9 @@ class Effort:
 
     def __init__(self, bundle: Bundle) -> None:
         """Visits of any one place are counted at once, where the schema is no part of itself."""
-        self._root, self._defs = bundle.root, bundle.defs
+        self._bundle = bundle
         self._unrolled: dict[str, float] = {}
-        self._most = self._size(self._root, ())
+        self._most = self._size(bundle.root, ())
 
     def within(self, most: int, value: Json, length: int | None = None) -> bool:
         """Whether a validator makes so many visits at most; not, if that takes long to know.
@@ -47,7 +47,7 @@ class Effort:
         if length is not None and self._most * length <= most:
             return True
         try:
-            return _Count(self._root, self._defs).of(self._root, value) <= most
+            return _Count(self._bundle).of(self._bundle.root, value) <= most
         except (OverflowError, RecursionError):
             return False
 
@@ -58,26 +58,23 @@ class Effort:
         found = 1.0
         for each in (*_beside(schema), *_below(schema)):
             found += self._size(each, inside)
-        if (reference := schema.get("$ref")) is not None:
-            found += self._named(reference, inside)
-        if "$dynamicRef" in schema:
-            return math.inf
+        for name in _referred(schema, self._bundle):
+            found += self._named(name, inside)
         return found * _factor(schema)
 
-    def _named(self, reference: str, inside: tuple[str, ...]) -> float:
-        name = reference.removeprefix(PREFIX)
+    def _named(self, name: str, inside: tuple[str, ...]) -> float:
         if name in inside:
             return math.inf
         if name not in self._unrolled:
-            self._unrolled[name] = self._size(self._defs[name], (*inside, name))
+            self._unrolled[name] = self._size(self._bundle.defs[name], (*inside, name))
         return self._unrolled[name]
 
 
 class _Count:
     """One count, for one value."""
 
-    def __init__(self, root: Json, defs: dict[str, Json]) -> None:
-        self._root, self._defs = root, defs
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
         # By identity: the schema and the value live longer than this.
         self._counted: dict[tuple[int, int], float] = {}
 
@@ -96,11 +93,8 @@ class _Count:
 
     def _count(self, schema: dict[str, Json], value: Json) -> float:
         beside = sum(self.of(each, value) for each in _beside(schema))
-        if (reference := schema.get("$ref")) is not None:
-            beside += self.of(self._defs[reference.removeprefix(PREFIX)], value)
-        if "$dynamicRef" in schema:
-            # Where it leads depends on the way to it; the whole is the most there is.
-            beside += self.of(self._root, value)
+        for name in _referred(schema, self._bundle):
+            beside += self.of(self._bundle.defs[name], value)
         found = 1 + beside * _factor(schema)
         if isinstance(value, dict):
             found += sum(self._member(schema, name, each) for name, each in value.items())
@@ -129,6 +123,15 @@ class _Count:
 
 def _factor(schema: dict[str, Json]) -> int:
     return _AGAIN if any(keyword in schema for keyword in _BELOW_UNEVALUATED) else 1
+
+
+def _referred(schema: dict[str, Json], bundle: Bundle) -> Iterator[str]:
+    """The names of what a schema refers to; where a dynamic reference leads depends on the way to
+    it: all that it may be is taken together."""
+    if (reference := schema.get("$ref")) is not None:
+        yield reference.removeprefix(PREFIX)
+    if (reference := schema.get("$dynamicRef")) is not None:
+        yield from sorted(bundle.dynamic[reference])
 
 
 def _beside(schema: dict[str, Json]) -> Iterator[Json]:

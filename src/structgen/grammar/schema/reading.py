@@ -78,8 +78,9 @@ def read(schema: str) -> Document:
     except UnicodeEncodeError:
         raise refusal("", "half of a surrogate pair is no text; leave it out") from None
     except (ValueError, RecursionError) as error:
+        advice = "" if schema.lstrip().startswith("{") else "; a pattern is written Regex(...)"
         raise ConstraintError(
-            f"JSON schema {schema!r:.200}: it is no JSON: {error!s:.200}"
+            f"JSON schema {schema!r:.200}: it is no JSON: {error!s:.200}{advice}"
         ) from None
     if not isinstance(root, dict | bool):
         raise ConstraintError(

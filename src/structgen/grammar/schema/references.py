@@ -20,6 +20,8 @@ class References:
         self._draft = draft
         self._resources: dict[str, Json] = {"": root}
         self._anchors: dict[tuple[str, str], Json] = {}
+        # By anchor; of `$recursiveAnchor` under the empty one.
+        self._dynamic: dict[str, list[Json]] = {}
         # By the identity of the parsed dict, which the document keeps alive.
         self._bases: dict[int, str] = {}
         todo: list[tuple[Json, str]] = [(root, "")]
@@ -55,6 +57,14 @@ class References:
             raise refusal(path, f"{reference!r:.200} leads nowhere; there is no such anchor")
         return self._anchors[address, fragment]
 
+    def targets(self, reference: str, schema: Json, path: str) -> list[Json]:
+        """All schemas that a dynamic reference may lead to, whatever the way to it.
+
+        Raises `ConstraintError` if it leads nowhere without such a way.
+        """
+        _, fragment = urldefrag(reference)
+        return [self.target(reference, schema, path), *self._dynamic.get(unquote(fragment), ())]
+
     def _entered(self, schema: dict[str, Any], base: str) -> str:
         """Note a schema under its names; returns what is the base inside of it."""
         draft = self._draft
@@ -69,6 +79,10 @@ class References:
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(anchor := schema.get(keyword), str) and draft >= Draft.DRAFT_2019_09:
                 self._anchors[base, anchor] = schema
+        if isinstance(anchor := schema.get("$dynamicAnchor"), str):
+            self._dynamic.setdefault(anchor, []).append(schema)
+        if schema.get("$recursiveAnchor") is True:
+            self._dynamic.setdefault("", []).append(schema)
         self._bases[id(schema)] = base
         return base
 

@@ -16,6 +16,7 @@ from structgen.trace.reading.words import (
     MARKS,
     ROLES,
     argument,
+    call_step,
     gen_step,
     select_step,
     text_or_hole,
@@ -64,6 +65,9 @@ class States(Saying):
 
     def _state_select(self, track: Track, node: ast.Call, scope: Scope) -> None:
         self.stage.lay(track, select_step(node, scope))
+
+    def _state_call(self, track: Track, node: ast.Call, scope: Scope) -> None:
+        self.stage.lay(track, call_step(node, scope))
 
     def _state_stream(self, track: Track, node: ast.Call, scope: Scope) -> Context:
         return Context(track, step=gen_step(node, scope, streamed=True))

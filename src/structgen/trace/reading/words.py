@@ -17,7 +17,7 @@ from structgen.trace.reading.meaning import (
     choices_of,
     value_of,
 )
-from structgen.trace.steps import Gen, Hole, Options, Select, Value
+from structgen.trace.steps import Call, Gen, Hole, Options, Select, Value
 
 PACKAGE = "structgen"
 ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -87,6 +87,18 @@ def select_step(call: ast.Call, scope: Scope) -> Select:
     return Select(_name(call, scope), choices, _options(call, scope, {"name", "choices"}))
 
 
+def call_step(call: ast.Call, scope: Scope) -> Call:
+    """The step of a `call` of tools."""
+    match argument(call, 0, "tools"):
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            tools: tuple[str, ...] | Hole = tuple(ast.unparse(each) for each in elements)
+        case None:
+            tools = Hole("?")
+        case other:
+            tools = Hole(ast.unparse(other))
+    return Call(_name(call, scope, 1), tools, _options(call, scope, {"name", "tools"}))
+
+
 def using_options(call: ast.Call, scope: Scope) -> Options:
     """The options of a `using` call."""
     return _options(call, scope, set())
@@ -104,8 +116,8 @@ def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
     return named[0] if named else next(iter(call.args[position : position + 1]), None)
 
 
-def _name(call: ast.Call, scope: Scope) -> str | Hole:
-    node = argument(call, 0, "name")
+def _name(call: ast.Call, scope: Scope, position: int = 0) -> str | Hole:
+    node = argument(call, position, "name")
     if node is None or (isinstance(node, ast.Constant) and node.value is None):
         return ""
     return text_or_hole(node, scope)
