@@ -161,12 +161,12 @@ class TestBatching:
             (LINES.prompt, 16),
             (SMILES.prompt, 8),
             (chat("What is 2+2?"), 40),
-            (COUNT.prompt * 12, 5),
+            (COUNT.prompt * 4, 5),
         ]
         async with opened(default_model) as engine:
             alone = [await greedy(engine, prompt, new) for prompt, new in wanted]
         found: list[list[Completion]] = []
-        for chunk_size in (16, 256):
+        for chunk_size in (16, 64):
             async with opened(default_model, chunk_size=chunk_size) as engine:
                 found.append(await asyncio.gather(*(greedy(engine, p, new) for p, new in wanted)))
         async with opened(default_model, chunk_size=16) as engine:

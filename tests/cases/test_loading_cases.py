@@ -22,6 +22,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from structgen import Engine, State, program
+from structgen.cli import main
 from structgen.errors import CheckpointError, ModelNotFoundError, TemplateError
 from tests.engine.tiny import CHATML, write_tiny_model
 
@@ -276,6 +277,14 @@ class Done(msgspec.Struct, frozen=True):
     attempts: str
 
 
+def seconds_to_import_torch() -> float:
+    """Processor time of a process that does nothing else."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 class TestTheCommand:
     @pytest.fixture
     def run(self, tmp_path: Path) -> Callable[..., Done]:
@@ -319,7 +328,8 @@ class TestTheCommand:
         assert len(done.err.splitlines()) == 1
         assert [word for word in words if word not in done.err] == []
         assert (done.code, done.out, done.attempts) == (code, "", "")
-        assert done.seconds < 5
+        # On a machine that needs two seconds to import torch; a slower one has as many times that.
+        assert done.seconds < 5 or done.seconds < 2 * seconds_to_import_torch()
 
     @pytest.mark.parametrize(
         ("name", "words"),
@@ -345,28 +355,57 @@ class TestTheCommand:
 
         self.check(run("--model", model), "lm_head.weight")
 
-    def test_names_the_option_where_there_is_no_template(
-        self, run: Callable[..., Done], model: Path
-    ) -> None:
-        (model / "chat_template.jinja").unlink()
-
-        self.check(run("--model", model, "--slots", "500"), "no chat template", "chat_template")
-
-    def test_names_file_and_line_of_a_faulty_template(
-        self, run: Callable[..., Done], model: Path, tmp_path: Path
-    ) -> None:
-        (tmp_path / "mine.jinja").write_text("\n{% if %}")
-
-        self.check(run("--model", model, "--chat-template", "mine.jinja"), "mine.jinja, line 2")
-
-    def test_repeats_what_a_template_says(self, run: Callable[..., Done], model: Path) -> None:
-        (model / "chat_template.jinja").write_text("{{ raise_exception('Not like this.') }}")
-
-        self.check(run("--model", model, "--slots", "500"), "Not like this.")
-
     def test_runs_where_all_is_well(self, run: Callable[..., Done], model: Path) -> None:
         """So that the others fail for their own reason, and not for this setting's."""
         done = run("--model", model, "--slots", "500", "--json")
 
         assert (done.code, done.err, done.attempts) == (0, "", "")
         assert json.loads(done.out)["usage"]["completion_tokens"] <= 2
+
+
+class TestTheCommandHere:
+    """What a template is to blame for: in this process, which has loaded all that it needs."""
+
+    @pytest.fixture
+    def run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> Callable[..., tuple[int, str]]:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "talk.py").write_text(PROGRAM)
+
+        def run(*arguments: str | Path) -> tuple[int, str]:
+            code = main(["run", "talk.py", *map(str, arguments)])
+            written = capsys.readouterr()
+            assert written.out == ""
+            assert len(written.err.splitlines()) == 1
+            return code, written.err
+
+        return run
+
+    def test_names_the_option_where_there_is_no_template(
+        self, run: Callable[..., tuple[int, str]], model: Path
+    ) -> None:
+        (model / "chat_template.jinja").unlink()
+        code, said = run("--model", model, "--slots", "500")
+
+        assert code == 1
+        assert "no chat template" in said
+        assert "chat_template" in said
+
+    def test_names_file_and_line_of_a_faulty_template(
+        self, run: Callable[..., tuple[int, str]], model: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "mine.jinja").write_text("\n{% if %}")
+        code, said = run("--model", model, "--chat-template", "mine.jinja")
+
+        assert code == 1
+        assert "mine.jinja, line 2" in said
+
+    def test_repeats_what_a_template_says(
+        self, run: Callable[..., tuple[int, str]], model: Path
+    ) -> None:
+        (model / "chat_template.jinja").write_text("{{ raise_exception('Not like this.') }}")
+        code, said = run("--model", model, "--slots", "500")
+
+        assert code == 1
+        assert "Not like this." in said

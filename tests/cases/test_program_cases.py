@@ -313,7 +313,7 @@ class TestForksAndTheCache:
 
             async def count(branch: State, index: int) -> str:
                 branch += "" if index % 2 else " 9,"
-                return await branch.gen(max_tokens=20, temperature=0)
+                return await branch.gen(max_tokens=14, temperature=0)
 
             async with s.fork(8) as branches:
                 return await branches.map(count)

@@ -728,12 +728,12 @@ class TestTheDefaultModel:
     async def test_leaves_its_neighbours_alone(self, default_model: Path) -> None:
         count = "1, 2, 3, 4, 5, 6, 7, 8,"
         async with Engine(default_model, dtype="float32", slots=4000) as engine:
-            alone = await engine.generate(count, temperature=0, max_tokens=40)
+            alone = await engine.generate(count, temperature=0, max_tokens=24)
             found = await asyncio.gather(
-                engine.generate(count, temperature=0, max_tokens=40),
-                engine.generate(count, regex="(?: [a-z]+,){6}", max_tokens=40),
-                engine.generate(count, temperature=0, max_tokens=40),
-                engine.generate(count, regex=r"[\u4e00-\u9fff]{9}", seed=1, max_tokens=40),
+                engine.generate(count, temperature=0, max_tokens=24),
+                engine.generate(count, regex="(?: [a-z]+,){6}", max_tokens=24),
+                engine.generate(count, temperature=0, max_tokens=24),
+                engine.generate(count, regex=r"[\u4e00-\u9fff]{9}", seed=1, max_tokens=24),
             )
 
         assert found[0].tokens == found[2].tokens == alone.tokens

@@ -677,7 +677,7 @@ class TestTheDefaultModel:
     ) -> None:
         random = Random(0)
         async with new_engine(default_model, dtype="float32", **options) as engine:
-            for _ in range(5):
+            for _ in range(3):
                 prompt = " ".join(random.choices(WORDS, k=random.randint(1, 12)))
                 few = [*random.sample(WORDS, 2), EMOJI, "Z\u00fcrich"]
                 texts = [
