@@ -349,6 +349,9 @@ BOMBS: dict[str, Constraint] = {
     "repeats in a grammar": Ebnf('root ::= (("a"{1,60}){1,60})'),
     "repeats in terms": Structure(Repeat(Repeat(Repeat(Pattern("a|b"), 1, 60), 1, 60), 1, 60)),
     "terms in terms": Structure(deep(5000)),
+    "480 patterns": JsonSchema(
+        {"properties": {f"k{n}": {"pattern": f"^(x{n}|y+){{1,9}}$"} for n in range(480)}}
+    ),
     "many loose patterns": JsonSchema(f'{{"type": "object", "patternProperties": {{{LOOSE}}}}}'),
 }
 

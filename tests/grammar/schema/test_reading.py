@@ -99,6 +99,13 @@ class TestAHostileSchema:
                 json.dumps({"properties": {f"p{n}": {} for n in range(2_000)}}), id="properties"
             ),
             pytest.param(json.dumps({"enum": [f"v{n}" for n in range(30_000)]}), id="values"),
+            pytest.param(
+                json.dumps({"anyOf": [{"pattern": f"a{n}"} for n in range(501)]}), id="patterns"
+            ),
+            pytest.param(
+                json.dumps({"patternProperties": {f"a{n}": {} for n in range(501)}}),
+                id="patterns of names",
+            ),
         ],
     )
     def test_is_refused_at_once(self, schema: str) -> None:

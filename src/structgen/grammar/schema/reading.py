@@ -28,6 +28,7 @@ MOST_DEPTH = 125  # of values inside each other
 MOST_PROPERTIES = 1_000  # of one object
 MOST_VALUES = 25_000  # of one enum
 MOST_PARTS = 5_000  # objects and lists in all; some 100 us each
+MOST_PATTERNS = 500  # in all; the validator is built under the interpreter lock, 400 us for each
 # For the final check, whose patterns nobody vetted: what the engine of the validator may spend.
 _PATTERNS = jsonschema_rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=10_000_000)
 
@@ -141,7 +142,7 @@ def _causes(reason: object) -> list[canonical.Cause]:
 
 def _check_limits(root: Json) -> None:
     todo: list[tuple[Json, int]] = [(root, 1)]
-    parts = 0
+    parts = patterns = 0
     while todo:
         value, depth = todo.pop()
         parts += isinstance(value, dict | list)
@@ -154,9 +155,19 @@ def _check_limits(root: Json) -> None:
         if isinstance(value, dict):
             _check_count(value.get("properties"), dict, MOST_PROPERTIES, "properties")
             _check_count(value.get("enum"), list, MOST_VALUES, "values in an enum")
+            patterns += _patterns(value)
+            if patterns > MOST_PATTERNS:
+                raise refusal(
+                    "", f"more than {MOST_PATTERNS:,} patterns in all; generate in several steps"
+                )
             todo += ((inner, depth + 1) for inner in value.values())
         elif isinstance(value, list):
             todo += ((inner, depth + 1) for inner in value if isinstance(inner, dict | list))
+
+
+def _patterns(schema: dict[str, Json]) -> int:
+    named = schema.get("patternProperties")
+    return isinstance(schema.get("pattern"), str) + len(named if isinstance(named, dict) else ())
 
 
 def _check_count(value: object, kind: type, most: int, name: str) -> None:
