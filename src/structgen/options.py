@@ -6,6 +6,7 @@ Used by programs, the engine and the command line, which all take the same keywo
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, assert_never, runtime_checkable
 
@@ -156,6 +157,7 @@ def frozen(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises `ConstraintError` for a `json_schema` that cannot be written as JSON.
     """
     made = dict(options)
+    _check_places(made)
     if (schema := made.get("json_schema")) is not None:
         made["json_schema"] = schema_text(schema)
     if isinstance(separators := made.get("separators"), list):
@@ -171,6 +173,7 @@ def frozen(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _constraint(options: Mapping[str, Any], bound: Constraint | None) -> Constraint | None:
     """The one constraint of a request; `bound` is one that is none of its options."""
+    _check_places(options)
     given = [name for name in _CONSTRAINING if name in options]
     if len(given) > 1:
         raise OptionError(
@@ -198,6 +201,16 @@ def _constraint(options: Mapping[str, Any], bound: Constraint | None) -> Constra
         "separators",
         "they lay out the JSON of json_schema or of a type, once; give one of these, or drop them",
     )
+
+
+def _check_places(options: Mapping[str, Any]) -> None:
+    """Raise `OptionError` for a constraint given to an option that takes its text."""
+    for name in ("regex", "json_schema", "ebnf"):
+        value = options.get(name)
+        if isinstance(value, re.Pattern):
+            raise OptionError(name, "expected a string; give pattern.pattern, flags as in (?i)")
+        if isinstance(value, Constraint | Term | Precompiled):
+            raise OptionError(name, f"a {type(value).__name__} is given as constraint=")
 
 
 def _checked(separators: object) -> tuple[str, str] | None:

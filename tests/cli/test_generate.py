@@ -73,7 +73,14 @@ class TestGenerating:
     def test_reports_as_json_when_told_to(self, structgen: CommandLine) -> None:
         output = structgen("generate", "a prompt", "--json")
 
-        assert msgspec.json.decode(output.out)["text"] == "a reply"
+        found = msgspec.json.decode(output.out)
+        assert (found["text"], found["complete"]) == ("a reply", True)
+
+    def test_says_there_that_a_reply_was_cut_off(self, structgen: CommandLine) -> None:
+        output = structgen("generate", "a prompt", "--json", "--max-tokens", "3")
+
+        found = msgspec.json.decode(output.out)
+        assert (found["text"], found["complete"]) == ("a r", False)
 
 
 class TestTheFormOfTheOutput:

@@ -14,17 +14,17 @@ class TestTheDemo:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         arguments = ["demo", "--arg", "count=2", "--max-tokens", "4", "--dtype", "float32"]
-        codes, said = [], []
+        codes, outputs = [], []
         for _ in range(2):
             codes.append(main(arguments))
-            text, _, table = capsys.readouterr().out.partition("\ncall ")
-            said.append(text)
+            outputs.append(capsys.readouterr().out.partition("\ncall "))
+        (first, _, table), (second, _, _) = outputs
 
         branches = [line.split() for line in table.splitlines() if line.startswith("branch")]
         assert codes == [0, 0]
         assert len(branches) == 2
         assert min(int(cells[4]) for cells in branches) > 0
-        assert said[0] == said[1] != ""
+        assert first == second != ""
 
 
 class TestTheDefaultsInForce:

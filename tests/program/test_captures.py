@@ -41,6 +41,13 @@ class TestCaptures:
 
         assert (result.value, result["name"], result["age"]) == (TEXT, "Ada", "36")
 
+    async def test_leave_no_name_for_the_whole_text_that_is_one_of_theirs(self) -> None:
+        backend = ScriptedBackend(TEXT)
+
+        with pytest.raises(OptionError, match="name: the term captures 'age' itself"):
+            await run(asking("age", constraint=TERM), backend)
+        assert backend.requests == []
+
     async def test_are_set_where_a_term_was_appended(self) -> None:
         async def body(s: State) -> Any:
             s += "A " + gen(TERM) + "."

@@ -112,7 +112,8 @@ def generate(
     options.sampling()
     opening = Opening.of(context.obj, options.model, options.engine())
     outcome = run_loop(running.generate(text, options, opening, chat=chat, form=form))
-    typer.echo(report.to_json(outcome) if options.json else "")
+    complete = report.is_complete(outcome)
+    typer.echo(report.to_json(outcome, complete=complete) if options.json else "")
     if options.verbose and not options.json:
         report.show_cost(outcome, sys.stderr)
     if form:

@@ -39,8 +39,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Seconds
 
 
-def to_json(outcome: Outcome) -> str:
-    """One JSON object: value, text and usage; `seconds` are those of the run, loading left out.
+def to_json(outcome: Outcome, **more: object) -> str:
+    """One JSON object: value, text and usage, and what else there is to say.
+
+    `seconds` are those of the run, loading left out.
 
     Raises `CommandError` for a value that JSON cannot hold.
     """
@@ -55,6 +57,7 @@ def to_json(outcome: Outcome) -> str:
             "steps": outcome.statistics.steps,
             "seconds": round(outcome.seconds.run, 3),
         },
+        **more,
     }
     try:
         return msgspec.json.encode(found).decode()
@@ -62,9 +65,14 @@ def to_json(outcome: Outcome) -> str:
         raise CommandError(f"the program's value cannot be written as JSON: {error}") from None
 
 
+def is_complete(outcome: Outcome) -> bool:
+    """Whether no output was cut off."""
+    return all(call.finish.complete for call in outcome.calls)
+
+
 def check_complete(outcome: Outcome) -> None:
     """Raise `IncompleteOutputError` for an output that was cut off before it had its form."""
-    if not all(call.finish.complete for call in outcome.calls):
+    if not is_complete(outcome):
         raise IncompleteOutputError(
             "the output was cut off before it was complete; raise --max-tokens", outcome.text
         )

@@ -79,8 +79,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "]": r'a ] that closes nothing; write "]" for the text',
         "{": "a { that is no count; write {2}, {2,}, {,3} or {2,3}, or quote it as a text",
         "}": 'a } that closes nothing; write "}" for the text',
-        "=": "a = ; a rule is written name ::= ..., and looking ahead is not supported",
-        ":": "a : ; a rule is written name ::= ...",
+        "=": "a single =; a rule is written name ::= ..., and looking ahead is not supported",
+        ":": "a single :; a rule is written name ::= ...",
         ";": "a ; ; a rule ends where the next one begins: leave it out",
         "<": 'a < ; names stand without brackets, and texts in quotes: write name or "<"',
     }

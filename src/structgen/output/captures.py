@@ -21,16 +21,19 @@ def captured(
     constraint: Constraint | None, pairs: Iterable[tuple[str, str]]
 ) -> Mapping[str, Captured]:
     """The value of every name that a constraint captures, of what an output captured."""
-    if not isinstance(constraint, Structure):
-        return {}
     found: dict[str, list[str]] = {}
     for name, text in pairs:
         found.setdefault(name, []).append(text)
     values: dict[str, Captured] = {}
-    for name, times in _times(constraint.term).items():
+    for name, times in names_of(constraint).items():
         texts = found.get(name, [])
         values[name] = texts if times > 1 else next(iter(texts), None)
     return values
+
+
+def names_of(constraint: Constraint | None) -> Counter[str]:
+    """The names that a constraint captures, and how often: once, or twice for more."""
+    return _times(constraint.term) if isinstance(constraint, Structure) else Counter()
 
 
 def _times(term: Term) -> Counter[str]:

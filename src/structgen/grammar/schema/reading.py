@@ -21,7 +21,7 @@ from jsonschema_rs import canonical
 
 from structgen.errors import ConstraintError
 from structgen.grammar.schema import strict
-from structgen.grammar.schema.keywords import Draft, Json, inner
+from structgen.grammar.schema.keywords import NAMED, Draft, Json, inner
 
 MOST_CHARACTERS = 512_000  # of a schema
 MOST_DEPTH = 125  # of values inside each other
@@ -55,6 +55,24 @@ _VALIDATORS: MappingProxyType[Draft, Callable[..., jsonschema_rs.Validator]] = M
 )
 
 
+# What a value that the schema language does not allow should have been, where it says that badly.
+_WANTED = MappingProxyType(
+    {
+        "type": "no type; there are string, number, integer, boolean, null, object and array, and "
+        "lists of these",
+        "pattern": "no regular expression",
+    }
+)
+
+
+_CLOSING = frozenset(
+    (
+        *("additionalProperties", "unevaluatedProperties"),
+        *("additionalItems", "unevaluatedItems", "items"),
+    )
+)
+
+
 class Document(msgspec.Struct, frozen=True):
     """A schema that is one of its draft, and its validator."""
 
@@ -79,7 +97,7 @@ def read(schema: str) -> Document:
     except UnicodeEncodeError:
         raise refusal("", "half of a surrogate pair is no text; leave it out") from None
     except (ValueError, RecursionError) as error:
-        advice = "" if schema.lstrip().startswith("{") else "; a pattern is written Regex(...)"
+        advice = "" if schema.lstrip().startswith("{") else "; a pattern is given as regex="
         raise ConstraintError(
             f"JSON schema {schema!r:.200}: it is no JSON: {error!s:.200}{advice}"
         ) from None
@@ -120,7 +138,9 @@ def check_satisfiable(document: Document) -> None:
         return  # the validator has the same to say, and where
     if "" not in empty:
         return
-    place = max(empty, key=lambda each: each.count("/"))
+    # What closes an object or a list is false on purpose.
+    faulty = [where for where in empty if where.rpartition("/")[2] not in _CLOSING]
+    place = max(faulty, key=lambda each: each.count("/"))
     causes = [
         f"#{cause.pointer}: {', '.join(cause.keywords) or 'this schema'}"
         for cause in _causes(empty[place])
@@ -224,12 +244,20 @@ def _check_draft(root: dict[str, Any], draft: Draft) -> None:
     try:
         jsonschema_rs.meta.validate({**root, "$schema": ADDRESSES[draft]})
     except jsonschema_rs.ValidationError as error:
-        reason = error.message.partition("\n")[0]
-        raise refusal(
-            pointer(list(error.instance_path)), f"{reason:.200}, which the schema language asks for"
-        ) from None
+        raise _faulty(error) from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise refusal("", f"{error!s:.200}") from None
+
+
+def _faulty(error: jsonschema_rs.ValidationError) -> ConstraintError:
+    """The refusal of a schema that is none."""
+    *_, around, keyword = "", "", *error.instance_path
+    wanted = _WANTED.get(str(keyword)) if around not in NAMED else None
+    if wanted is not None and isinstance(error.instance, str):
+        reason = f"{error.instance!r:.80} is {wanted}"
+    else:
+        reason = f"{error.message.partition(chr(10))[0]:.200}, which the schema language asks for"
+    return refusal(pointer(list(error.instance_path)), reason)
 
 
 def _declared(root: dict[str, Any]) -> re.Match[str] | None:
@@ -244,7 +272,6 @@ def _validator(root: Json, draft: Draft) -> jsonschema_rs.Validator:
             schema, validate_formats=False, offline=True, pattern_options=_PATTERNS
         )
     except jsonschema_rs.ValidationError as error:
-        reason = error.message.partition("\n")[0]
-        raise refusal(pointer(list(error.instance_path)), f"{reason:.200}") from None
+        raise _faulty(error) from None
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise refusal("", f"{error!s:.200}") from None

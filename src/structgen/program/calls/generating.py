@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from structgen.errors import IncompleteOutputError, InvalidOutputError, OptionError
-from structgen.output.captures import Captured, captured
+from structgen.output.captures import Captured, captured, names_of
 from structgen.program.cursor import Cursor, Question
 from structgen.program.expression import Gen
 from structgen.program.generation import Generation
@@ -40,6 +40,10 @@ class Answer(msgspec.Struct, frozen=True):
 async def generated(cursor: Cursor, call: Gen) -> Value:
     """Generate, append, set the variables: the text, the value of its type, or n of them."""
     question = cursor.ask(call)
+    if call.name is not None and call.name in names_of(question.requests[0].constraint):
+        raise OptionError(
+            "name", f"the term captures {call.name!r} itself; give the whole text another name"
+        )
     answers = await answers_to(cursor, call, question)
     values = [answer.value for answer in answers]
     picked = _picked(call, values)
@@ -80,7 +84,9 @@ def value_of(call: Gen, answer: Generation) -> Value:
     finish = answer.completion().finish
     if finish.complete or call.form.constraint is None:
         return call.form.read(text)
-    why = "max_tokens" if finish.reason == "length" else f"the stop {finish.matched!r}"
+    why = f"the stop {finish.matched!r}"
+    if finish.reason == "length":
+        why = f"max_tokens after {finish.usage.completion_tokens} tokens"
     raise IncompleteOutputError(
         f"{call!s} was cut off by {why} before it was a whole {call.form.name}; it ends "
         f"{text[-80:]!r}",
