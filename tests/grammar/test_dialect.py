@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -17,6 +18,11 @@ VOCABULARY = vocabulary_of([bytes([byte]) for byte in range(256)])
 
 def accepts(grammar: Grammar, text: str) -> bool:
     return grammar.matches(list(text.encode()))
+
+
+def in_python(source: str) -> str:
+    """A translation, which has no flags and only classes that are written out, for `re`."""
+    return re.sub(r"\\x\{([0-9a-f]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", source)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +120,44 @@ def test_an_accepted_pattern_means_what_it_means_to_re(pattern: str, texts: list
     assert [accepts(grammar, text) for text in texts] == [
         re.fullmatch(pattern, text) is not None for text in texts
     ]
+
+
+class TestFlags:
+    """Of a pattern, of groups, and of groups in them: what is in force is what `re` takes."""
+
+    WHOLE = ("", "(?a)", "(?i)", "(?ai)", "(?s)", "(?x)", "(?m)")
+    GROUPS = ("a", "u", "i", "ai", "ui", "-i", "a-i", "u-i", "s", "-s", "x", "-x", "m")
+    # A digit, a letter and a space that only Unicode knows; k has another case there, too.
+    CHARACTERS = ("0", "٣", "é", "k", "K", "\u212a", " ", "\u2003", "\n", "x")
+    # Each class has a sign before it, by which texts tell them apart.
+    EACH = r"(?:1\d|2\D|3\s|4k|5[^k]|6.|7[ k]|8 x)"
+
+    @pytest.mark.parametrize("whole", WHOLE)
+    def test_of_groups_in_groups_are_those_of_re(self, whole: str) -> None:
+        texts = [f"{n}{each}" for n in range(1, 9) for each in self.CHARACTERS] + ["8", "8 x", "8x"]
+        wrong = []
+        for outer, inner in itertools.product(self.GROUPS, repeat=2):
+            # Before, in and after the inner group: what it changes ends with it.
+            pattern = f"{whole}(?{outer}:^b{self.EACH}|(?{inner}:i{self.EACH})|a{self.EACH}$)"
+            ours, judge = re.compile(in_python(from_regex(pattern).source)), re.compile(pattern)
+            wrong += [
+                (pattern, place + text)
+                for place in "bia"
+                for text in texts
+                if bool(ours.fullmatch(place + text)) != bool(judge.fullmatch(place + text))
+            ]
+        assert wrong == []
+
+    @pytest.mark.parametrize(
+        "pattern", [r"(?a)(?u:\W)", r"(?a:(?u:\w))", r"(?a:(?u:(?a:\W)))", r"(?u:(?a:\w)\w)"]
+    )
+    def test_that_say_which_letters_there_are_replace_each_other(self, pattern: str) -> None:
+        grammar = compile_constraint(Regex(pattern), VOCABULARY)
+        texts = ["é", "a", " ", "\u2003", "ж", "aé", "éa"]
+
+        assert [accepts(grammar, text) for text in texts] == [
+            re.fullmatch(pattern, text) is not None for text in texts
+        ]
 
 
 class TestALazyEnd:

@@ -60,6 +60,18 @@ def contains(ranges: Ranges, code: int) -> bool:
     return at > 0 and ranges[at - 1][0] <= code <= ranges[at - 1][1]
 
 
+def inside(flags: int, argument: Item) -> int:
+    """The flags that are in force in a group.
+
+    flags      those around it
+    argument   of the SUBPATTERN, as the parser has it
+    """
+    _, added, removed, _ = argument
+    if added & PARSER.TYPE_FLAGS:  # one of ASCII, LOCALE and UNICODE takes the place of another
+        flags &= ~PARSER.TYPE_FLAGS
+    return int((flags | added) & ~removed)
+
+
 def matched(op: Op, argument: Item, flags: int) -> Ranges:
     """What an item that stands for one character matches.
 

@@ -26,6 +26,7 @@ from structgen.grammar.characters import (
     Ranges,
     complement,
     contains,
+    inside,
     intersection,
     matched,
 )
@@ -179,9 +180,8 @@ class _Translation:
         if op in {OPS.LITERAL, OPS.NOT_LITERAL, OPS.ANY, OPS.IN}:
             return self._class(op, argument, flags)
         if op is OPS.SUBPATTERN:
-            _, added, removed, inside = argument
-            flags = (flags | added) & ~removed
-            return self.sequence(list(inside), flags, start=start, end=end)
+            flags = inside(flags, argument)
+            return self.sequence(list(argument[3]), flags, start=start, end=end)
         if op is OPS.BRANCH:
             branches = [
                 self.sequence(list(each), flags, start=start, end=end) for each in argument[1]
@@ -221,14 +221,14 @@ class _Translation:
     def _repeat(self, argument: Item, flags: int, *, start: bool, end: bool) -> Expression:
         low, high, body = argument
         once = high == 1
-        inside = self.sequence(list(body), flags, start=start and once, end=end and once)
+        part = self.sequence(list(body), flags, start=start and once, end=end and once)
         endless = high is OPS.MAXREPEAT
         rounds = low if endless else high
-        counted = inside.counted * max(rounds, 1)
-        if inside.blank or high == 0 or (inside.void and not low):
+        counted = part.counted * max(rounds, 1)
+        if part.blank or high == 0 or (part.void and not low):
             return Expression("", blank=True)
-        if inside.void:
-            return inside
+        if part.void:
+            return part
         if counted > MOST_REPEATS:
             raise self._refusal(
                 f"{counted} counted repeats (those inside each other multiplied), more than "
@@ -237,8 +237,8 @@ class _Translation:
         sampled = max(low, _STAR) if endless else rounds
         bounds = f"{{{low},{'' if endless else int(high)}}}"
         return Expression(
-            source=f"(?:{inside.source}){bounds}",
-            sample=(inside.sample * min(sampled, _SAMPLE))[:_SAMPLE],
+            source=f"(?:{part.source}){bounds}",
+            sample=(part.sample * min(sampled, _SAMPLE))[:_SAMPLE],
             counted=counted,
         )
 
