@@ -187,16 +187,19 @@ class Core:
             sequence = piece.sequence
             rows = range(row, row + len(scored_positions(piece)) + samples(piece))
             row = rows.stop
-            broken = bool(picked.broken_r[rows.start : rows.stop].any())
+            broken_r = picked.broken_r[rows.start : rows.stop]
+            broken = bool(broken_r.any())
             if sequence.aborted:
                 self._release(sequence, trusted=not broken)
-            elif broken:
+            elif broken and (sequence.fault is None or broken_r[:-1].any()):
                 outcomes.append(self._break(sequence))
             else:
+                # A matcher that failed allowed no token: the last row is broken for that alone, and
+                # what was known before may still bring the output to its end.
                 sequence.computed = piece.start + piece.count
-                if _tells_of_its_end(piece) and sequence.node is not None:
+                if not broken and _tells_of_its_end(piece) and sequence.node is not None:
                     self.schedule.radix.prove(sequence.node)
-                outcomes.extend(self._advance(piece, picked, rows))
+                outcomes.extend(self._advance(piece, picked, rows, trusted=not broken))
         self.schedule.radix.land()
         return outcomes
 
@@ -237,7 +240,9 @@ class Core:
         )
         return Failure(sequence.id, error)
 
-    def _advance(self, piece: Slice, picked: Picked, rows: range) -> Iterator[Outcome]:
+    def _advance(
+        self, piece: Slice, picked: Picked, rows: range, *, trusted: bool
+    ) -> Iterator[Outcome]:
         sequence = piece.sequence
         output = Output(sequence)
         told, forced = sequence.told, sequence.forced
@@ -249,7 +254,7 @@ class Core:
                 yield delta
             yield self._break(sequence)
         elif sequence.samples:
-            yield from self._report(sequence, output)
+            yield from self._report(sequence, output, trusted=trusted)
         elif sequence.computed == sequence.known:
             yield self._end_scoring(sequence)
 
@@ -267,6 +272,8 @@ class Core:
         if output.ended or not sequence.samples or sequence.computed < sequence.known:
             return True
         output.tell_ahead()
+        if sequence.fault is not None:
+            return output.ended
         if not output.ended and not sequence.draws:
             # Nothing could follow the prompt: the only output is the empty one.
             output.close("stop")
@@ -290,7 +297,7 @@ class Core:
             output.tell_ahead()
         return True
 
-    def _report(self, sequence: Sequence, output: Output) -> Iterator[Outcome]:
+    def _report(self, sequence: Sequence, output: Output, *, trusted: bool) -> Iterator[Outcome]:
         """What a step brought, and how the output ended if it did."""
         delta = output.delta()
         if not output.ended:
@@ -299,7 +306,7 @@ class Core:
             return
         assert delta is not None
         finish = output.finish()
-        self._release(sequence)
+        self._release(sequence, trusted=trusted)
         if finish.complete and (fault := sequence.verdict()) is not None:
             self.totals.failed += 1
             if delta.tokens or delta.text or delta.prompt_logprobs:
