@@ -231,6 +231,18 @@ class TestAMatcher:
         assert len(bench.tokens(one)) == breaks
         assert len(bench.tokens(two)) == 3
 
+    @pytest.mark.parametrize("want", [Want(), Want(logprobs=True)])
+    def test_that_gives_up_behind_a_stop_that_is_known_already_does_no_harm(
+        self, want: Want
+    ) -> None:
+        bench = Bench()
+        script = Script((FREE, "d", "a", "b", FREE), frozenset({1}), breaks=4)
+        one = bench.submit(PROMPT, max_tokens=5, script=script, stop=("da",), want=want)
+        bench.run()
+
+        assert finish(bench, one).matched == "da"
+        assert len(bench.tokens(one)) == len(text_of(bench, one)) == 1
+
     def test_that_gives_up_at_once_is_refused(self) -> None:
         bench = Bench()
 
