@@ -6,16 +6,13 @@ The oracle is the validator `jsonschema`, which shares no code with what is test
 from __future__ import annotations
 
 import json
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-import jsonschema
 import pytest
 
 from structgen.errors import ConstraintError
-from structgen.grammar.compiler import Grammar, compile_constraint
-from structgen.request import JsonSchema
-from tests.grammar.schema.values import POOL, VOCABULARY, accepts, lets_through
+from tests.grammar.schema.oracle import compiled, judged
+from tests.grammar.schema.values import POOL, accepts, lets_through
 
 D4 = "http://json-schema.org/draft-04/schema#"
 D6 = "http://json-schema.org/draft-06/schema#"
@@ -362,33 +359,6 @@ SCHEMAS: tuple[Any, ...] = (
     {"$schema": D19, "contains": {"const": 1}, "minContains": 2},
     {"$schema": D20, "additionalItems": False, "prefixItems": [True]},
 )
-
-
-def compiled(schema: Any) -> Grammar:
-    return compile_constraint(JsonSchema(json.dumps(schema)), VOCABULARY)
-
-
-class Found(NamedTuple):
-    wrong: list[Any]  # judged otherwise than by the oracle
-    invalid: list[Any]  # let through by the mask
-    unmasked: tuple[str, ...]
-
-
-@lru_cache(maxsize=1)  # the two tests of a schema come one after the other
-def judged(text: str) -> Found:
-    schema = json.loads(text)
-    grammar = compiled(schema)
-    default = jsonschema.Draft202012Validator
-    oracle = jsonschema.validators.validator_for(schema, default)(schema)
-    valid = [bool(oracle.is_valid(value)) for value in POOL]
-    through = [lets_through(grammar, value) for value in POOL]
-    accepted = [m and accepts(grammar, value) for m, value in zip(through, POOL, strict=True)]
-    found = list(zip(POOL, valid, through, accepted, strict=True))
-    return Found(
-        [value for value, is_valid, _, accepts_it in found if accepts_it != is_valid],
-        [value for value, is_valid, passes, _ in found if passes and not is_valid],
-        grammar.source.unmasked,
-    )
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)

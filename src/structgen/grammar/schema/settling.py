@@ -53,33 +53,29 @@ class Settled:
         """Weaken what is refused. Returns what stands behind `%json`; raises `ConstraintError`."""
         error = ""
         for _ in range(MOST_ROUNDS):
-            text = self._text(self.root, self.defs)
-            error = self._error(text)
+            error = self._without_empty()
             if not error:
-                return text
-            if not self._without_empty():
-                self._weaken(error)
+                return self._text(self.root, self.defs)
+            self._weaken(error)
         raise refusal("", f"the masks' backend refuses it: {_reason(error)}; a simpler one may do")
 
-    def _without_empty(self) -> bool:
-        """Make definitions that nothing satisfies false; whether there were any.
+    def _without_empty(self) -> str:
+        """Make definitions that nothing satisfies false. Returns what is refused besides.
 
-        Raises `ConstraintError` if the whole is one.
+        One after the other: the backend names the one that is empty by itself, and whether those
+        that refer to it are is not known before it is false. Raises `ConstraintError` if the whole
+        is empty.
         """
-        empty = {
-            name
-            for name, schema in self.defs.items()
-            if schema is not False and _is_empty(self._error(self._text(schema, self.defs)))
-        }
-        if empty:
-            self.root = without(self.root, empty)
-            self.defs = {
-                name: False if name in empty else without(schema, empty)
-                for name, schema in self.defs.items()
-            }
-        elif _is_empty(error := self._error(self._text(self.root, self.defs))):
-            raise refusal("", f"nothing satisfies it: {_reason(error)}")
-        return bool(empty)
+        while _is_empty(error := self._error(self._text(self.root, self.defs))):
+            name = _culprit(error)
+            if name not in self.defs:
+                raise refusal("", f"nothing satisfies it: {_reason(error)}")
+            if self._tried > MOST_TRIED:
+                break
+            self.defs[name] = False
+            self.root = without(self.root, {name})
+            self.defs = {each: without(schema, {name}) for each, schema in self.defs.items()}
+        return error
 
     def _weaken(self, error: str) -> None:
         """Give something up in the smallest part that is refused by itself."""
@@ -95,7 +91,7 @@ class Settled:
             if self._fails(self.root, defs):
                 self.root = self._weakened(self.root, defs, "")
                 return
-        named = error.partition(f"processing json-schema:///{PREFIX}")[2].split("\n")[0].strip()
+        named = _culprit(error)
         name = named if named in self.defs else next(iter(self.defs))
         self.defs[name] = self._weakened(self.defs[name], self.defs, self._paths[name])
 
@@ -157,6 +153,11 @@ class Settled:
 
 def _is_empty(error: str) -> bool:
     return "Unsatisfiable schema" in error
+
+
+def _culprit(error: str) -> str:
+    """The definition that an error is about; "" if it is the whole."""
+    return error.partition(f"processing json-schema:///{PREFIX}")[2].split("\n")[0].strip()
 
 
 def _reason(error: str) -> str:

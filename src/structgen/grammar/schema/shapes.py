@@ -93,34 +93,48 @@ def values_of(schema: Json) -> list[Json] | None:
     return None
 
 
+def words_of(schema: Json) -> list[str] | None:
+    """The strings that satisfy a schema, if it lists its values and says nothing else of them."""
+    if not isinstance(schema, dict) or schema.keys() - {"enum", "const", "type"}:
+        return None
+    if not {"enum", "const"} & schema.keys():
+        return None
+    types = types_of(schema)
+    if types is not None and "string" not in types:
+        return []
+    words = [word for word in schema.get("enum", [schema.get("const")]) if isinstance(word, str)]
+    return [word for word in words if word == schema.get("const", word)]
+
+
 def excluded(value: Json, types: set[str] | None) -> str | None:
     """A pattern for all strings but some, where there are only strings."""
-    if types != {"string"} or not isinstance(value, dict):
-        return None
-    words = value.get("enum", [value["const"]] if "const" in value else None)
-    if words is None or value.keys() - {"enum", "const", "type"}:
-        return None
-    return patterns.other_than(word for word in words if isinstance(word, str))
+    words = words_of(value) if types == {"string"} else None
+    return None if words is None else patterns.other_than(words)
 
 
 def allowed_names(value: Object) -> str | None:
-    """A pattern for the names that a schema allows; noted if it allows others, too."""
-    rest = value.keys() - {"type", "format"}
-    if rest == {"not"} and isinstance(value["not"], dict):
-        words = excluded(value["not"], {"string"})
-        return words and f"^(?:{words})$"
-    if rest == {"pattern"}:
-        found = patterns.translated(value["pattern"])
-        return f"^(?:{found.source})$" if found is not None and found.exact else None
-    if rest in ({"enum"}, {"const"}):
-        words = value.get("enum", [value.get("const")])
-        names = [word for word in words if isinstance(word, str)]
-        return f"^(?:{patterns.one_of(names)})$" if names else None
-    if rest and rest <= {"minLength", "maxLength"}:
-        most = value.get("maxLength")
-        length = patterns.of_length(int(value.get("minLength", 0)), most and int(most))
-        return f"^(?:{length})$"
-    return None
+    """A pattern for exactly the names that a schema allows; None if there is none, or no name."""
+    types = types_of(value)
+    if types is not None and "string" not in types:
+        return None
+    rest = {key: each for key, each in value.items() if key not in {"type", "format"}}
+    found = None
+    if (words := words_of(rest)) is not None:
+        found = patterns.one_of(words) if words else None
+    elif rest.keys() == {"not"}:
+        found = excluded(rest["not"], {"string"})
+    elif rest.keys() == {"pattern"}:
+        translated = patterns.translated(rest["pattern"])
+        found = translated.source if translated is not None and translated.exact else None
+    elif rest and rest.keys() <= {"minLength", "maxLength"}:
+        found = _of_length(rest)
+    return None if found is None else f"^(?:{found})$"
+
+
+def _of_length(bounds: Object) -> str | None:
+    least = int(bounds.get("minLength", 0))
+    most = int(bounds["maxLength"]) if "maxLength" in bounds else None
+    return None if most is not None and most < least else patterns.of_length(least, most)
 
 
 def has_loose_names(schema: Object) -> bool:

@@ -351,8 +351,11 @@ class _Node:
         self._found["patternProperties"] = found
 
     def _property_names(self, value: Json) -> None:
-        if isinstance(value, bool):
-            self._more.append({"maxProperties": 0} if value is False else True)
+        if value is True:
+            return
+        names = {"allOf": [value, {"type": "string"}]}
+        if value is False or self._walk.algebra.is_empty(names):
+            self._more.append({"maxProperties": 0})
             return
         allowed = allowed_names(value)
         properties = self._schema.get("properties", {})
