@@ -107,6 +107,75 @@ class TestARefusal:
             relaxed("{}", separators)
 
 
+CLOSED = {"$ref": "#", "unevaluatedProperties": False}
+BY_ANCHOR = {"$dynamicRef": "#n", "unevaluatedProperties": False}
+INTEGER = {"type": "integer"}
+
+
+class TestASchemaInItself:
+    """With `unevaluated...` inside of it: canonical forms of it are endless, and crash."""
+
+    @pytest.mark.parametrize(
+        ("schema", "good", "bad"),
+        [
+            ({"anyOf": [{"properties": {"a": CLOSED}}, INTEGER]}, {"a": 1}, {"a": {"b": 1}}),
+            ({"oneOf": [{"properties": {"a": CLOSED}}, {"type": "null"}]}, {"a": {}}, None),
+            (
+                {"if": {"required": ["k"]}, "then": {"properties": {"a": CLOSED}}},
+                {"a": {"b": 1}},
+                {"k": 1, "a": {"b": 1}},
+            ),
+            (
+                {"dependentSchemas": {"k": {"properties": {"a": CLOSED}}}},
+                {"a": {"b": 1}},
+                {"a": {"b": 1}, "k": 1},
+            ),
+            (
+                {
+                    "if": {"required": ["k"]},
+                    "then": {"additionalProperties": {"$ref": "#", "unevaluatedItems": False}},
+                },
+                {"a": [1]},
+                {"a": [1], "k": 1},
+            ),
+            (
+                {
+                    "$dynamicAnchor": "n",
+                    "anyOf": [{"properties": {"a": BY_ANCHOR}}, INTEGER],
+                },
+                {"a": 1},
+                {"a": {"b": 1}},
+            ),
+        ],
+        ids=["anyOf", "oneOf", "then", "dependentSchemas", "items", "dynamic"],
+    )
+    def test_is_taken_and_checked(self, schema: Any, good: Any, bad: Any) -> None:
+        judge = relaxed(json.dumps(schema)).judge
+
+        assert judge.fault(json.dumps(good)) is None
+        assert judge.fault(json.dumps(bad)) is not None
+
+
+class TestWhatIsNoSchema:
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"enum": [{"pattern": f"x{n}"} for n in range(501)]},
+            {"default": [{"pattern": f"x{n}"} for n in range(501)]},
+            {"const": {"properties": {f"x{n}": 0 for n in range(1_001)}}},
+        ],
+        ids=["enum", "default", "const"],
+    )
+    def test_has_none_of_the_limits_of_schemas(self, schema: Any) -> None:
+        assert relaxed(json.dumps(schema)).json
+
+    def test_has_them_where_it_can_be_referred_to(self) -> None:
+        inside = {"anyOf": [{"pattern": f"x{n}"} for n in range(501)]}
+
+        with pytest.raises(ConstraintError, match="more than 500 patterns"):
+            relaxed(json.dumps({"$ref": "#/x/enum", "x": {"enum": inside}}))
+
+
 class TestAHostileSchema:
     @pytest.mark.parametrize(
         "schema",
@@ -145,6 +214,18 @@ class TestAHostileSchema:
             pytest.param(
                 {"oneOf": [{"properties": {f"k{n}": {"const": n}}} for n in range(40)]},
                 id="40 branches that overlap",
+            ),
+            pytest.param(
+                {
+                    "oneOf": [
+                        {
+                            "properties": {f"p{n}_{m}": INTEGER for m in range(30)},
+                            "required": [f"p{n}_0"],
+                        }
+                        for n in range(44)
+                    ]
+                },
+                id="44 wide branches",
             ),
             pytest.param(
                 {

@@ -41,7 +41,7 @@ class Algebra:
         defs = self._reached(schema)
         if len(json.dumps([schema, defs])) > MOST_CHARACTERS:
             return None
-        if not _Ways(self._defs).are_few((schema, *defs.values())):
+        if _is_endless(schema, defs) or not _Ways(self._defs).are_few((schema, *defs.values())):
             return None
         whole = {"$schema": _DIALECT, "allOf": [schema], "$defs": defs}
         try:
@@ -93,28 +93,39 @@ class Algebra:
         found.pop("$schema", None)
         if found == {"not": {}}:
             return False
-        for name, schema in found.pop("$defs", {}).items():
-            if name not in self._defs:
-                return None
-            del schema
-        return found
+        return found if found.pop("$defs", {}).keys() <= self._defs.keys() else None
 
     def _reached(self, schema: Json) -> dict[str, Json]:
         """The definitions that a schema refers to, in the end."""
-        found: dict[str, Json] = {}
-        todo = [schema]
-        while todo:
-            for name in referred(todo.pop()):
-                if name not in found:
-                    found[name] = self._defs[name]
-                    todo.append(self._defs[name])
-        return found
+        return {name: self._defs[name] for name in _all_referred(schema, self._defs)}
 
 
 def is_canonical(root: Json, defs: dict[str, Json]) -> bool:
     """Whether a bundle has a canonical form that is found soon."""
     short = len(json.dumps([root, defs])) <= 3 * MOST_CHARACTERS
-    return short and _Ways(defs).are_few((root, *defs.values()))
+    return short and not _is_endless(root, defs) and _Ways(defs).are_few((root, *defs.values()))
+
+
+def _is_endless(schema: Json, defs: dict[str, Json]) -> bool:
+    """Whether the making of a canonical form may not end, but crash.
+
+    `jsonschema-rs` 0.61 follows what a schema evaluates, for `unevaluated...`, through references
+    round and round.
+    """
+    if '"unevaluated' not in json.dumps([schema, defs]):
+        return False
+    return any(name in _all_referred(each, defs) for name, each in defs.items())
+
+
+def _all_referred(schema: Json, defs: dict[str, Json]) -> list[str]:
+    """The names of what a schema refers to, in the end."""
+    found: dict[str, None] = {}
+    todo = [schema]
+    while todo:
+        fresh = [name for name in sorted(referred(todo.pop())) if name not in found]
+        found |= dict.fromkeys(fresh)
+        todo += (defs[name] for name in fresh)
+    return list(found)
 
 
 class _Ways:
@@ -138,12 +149,31 @@ class _Ways:
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 found *= sum(n for steps, n in inside.items() if steps[0] == keyword)
+        if "oneOf" in schema:
+            found = max(found, self._of_pairs(schema["oneOf"]))
         for keyword in ("if", "not"):
             if keyword in schema:
                 found *= 1 + inside.get((keyword,), 1) + len(_required(schema[keyword]))
         if "$ref" in schema:
             found *= self._named(schema["$ref"].removeprefix(PREFIX), depth + 4)
         return max(found, *inside.values(), 1.0)
+
+    def _of_pairs(self, branches: list[Json]) -> float:
+        """The ways of `oneOf`: in each pair, one branch and what the other leaves out.
+
+        By measurement: of n branches with m properties each, n^2 * m^3 microseconds.
+        """
+        largest = max((self._size(each) for each in branches), default=0)
+        return float(len(branches) ** 2 * largest**3) / 1000
+
+    def _size(self, schema: Json, depth: int = 3) -> int:
+        """How many schemas there are in a schema and in what it refers to, not far down."""
+        if not isinstance(schema, dict) or not depth:
+            return 0
+        found = sum(1 + self._size(each, depth - 1) for _, each in inner(schema))
+        if "$ref" in schema:
+            found += self._size(self._defs[schema["$ref"].removeprefix(PREFIX)], depth - 1)
+        return found
 
     def _named(self, name: str, depth: int) -> float:
         if (name, depth) not in self._known:

@@ -21,7 +21,7 @@ from jsonschema_rs import canonical
 
 from structgen.errors import ConstraintError
 from structgen.grammar.schema import strict
-from structgen.grammar.schema.keywords import NAMED, Draft, Json, inner
+from structgen.grammar.schema.keywords import NAMED, SCHEMA, SCHEMAS, Draft, Json, inner
 
 MOST_CHARACTERS = 512_000  # of a schema
 MOST_DEPTH = 125  # of values inside each other
@@ -65,6 +65,7 @@ _WANTED = MappingProxyType(
 )
 
 
+_DATA = frozenset(("enum", "const", "default", "examples"))
 _CLOSING = frozenset(
     (
         *("additionalProperties", "unevaluatedProperties"),
@@ -162,7 +163,7 @@ def _causes(reason: object) -> list[canonical.Cause]:
 
 def _check_limits(root: Json) -> None:
     todo: list[tuple[Json, int]] = [(root, 1)]
-    parts = patterns = 0
+    parts = 0
     while todo:
         value, depth = todo.pop()
         parts += isinstance(value, dict | list)
@@ -173,25 +174,40 @@ def _check_limits(root: Json) -> None:
         if depth > MOST_DEPTH:
             raise refusal("", f"nested more than {MOST_DEPTH} deep; name parts of it in $defs")
         if isinstance(value, dict):
-            _check_count(value.get("properties"), dict, MOST_PROPERTIES, "properties")
-            _check_count(value.get("enum"), list, MOST_VALUES, "values in an enum")
-            patterns += _patterns(value)
-            if patterns > MOST_PATTERNS:
-                raise refusal(
-                    "", f"more than {MOST_PATTERNS:,} patterns in all; generate in several steps"
-                )
             todo += ((inner, depth + 1) for inner in value.values())
         elif isinstance(value, list):
             todo += ((inner, depth + 1) for inner in value if isinstance(inner, dict | list))
+    patterns = 0
+    for schema in _schemas(root):
+        _check_count(schema.get("properties"), MOST_PROPERTIES, "properties")
+        _check_count(schema.get("enum"), MOST_VALUES, "values in an enum")
+        named = schema.get("patternProperties")
+        patterns += isinstance(schema.get("pattern"), str)
+        patterns += len(named) if isinstance(named, dict) else 0
+    if patterns > MOST_PATTERNS:
+        raise refusal("", f"more than {MOST_PATTERNS:,} patterns in all; generate in several steps")
 
 
-def _patterns(schema: dict[str, Json]) -> int:
-    named = schema.get("patternProperties")
-    return isinstance(schema.get("pattern"), str) + len(named if isinstance(named, dict) else ())
+def _schemas(root: Json) -> Iterator[dict[str, Json]]:
+    """All that is a schema, or could be one to a reference: not the values of an `enum`, say."""
+    todo: list[tuple[Json, bool]] = [(root, True)]
+    while todo:
+        value, placed = todo.pop()
+        if isinstance(value, list):
+            todo += ((each, placed) for each in value)
+        if not isinstance(value, dict):
+            continue
+        yield value
+        for keyword, inside in value.items():
+            if not placed or keyword not in (*NAMED, *_DATA):
+                # What an unknown keyword holds may be anything, and referred to.
+                todo.append((inside, placed and keyword in (*SCHEMA, *SCHEMAS, "items")))
+            elif keyword in NAMED and isinstance(inside, dict):
+                todo += ((each, True) for each in inside.values())
 
 
-def _check_count(value: object, kind: type, most: int, name: str) -> None:
-    if isinstance(value, dict | list) and isinstance(value, kind) and len(value) > most:
+def _check_count(value: object, most: int, name: str) -> None:
+    if isinstance(value, dict | list) and len(value) > most:
         raise refusal("", f"{len(value):,} {name}, more than {most:,}; choose in two steps")
 
 
