@@ -14,12 +14,12 @@ import jsonschema
 import msgspec
 import pytest
 
-from structgen import Engine
+from structgen import Engine, Meta, State, program
 from structgen.errors import ConstraintError, InvalidOutputError
 from structgen.grammar.schema import strict
 from tests.shared_cases import rows
 
-COUNT, SEEDS, MOST_TOKENS = 50, 4, 160
+COUNT, SEEDS, MOST_TOKENS, RETRIES = 50, 4, 160, 3
 SCHEMAS = rows("schemas_dev.jsonl")
 PROMPT = "Example no. {number} of {title}, as JSON:\n"
 STRINGS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)', re.DOTALL)
@@ -32,12 +32,17 @@ pytestmark = [
 
 
 class Tally(msgspec.Struct):
-    """How the outputs of some schemas ended: valid, cut off by the limit, faulty by the check."""
+    """How the outputs of some schemas ended: valid, cut off by the limit, faulty by the check.
+
+    refused   schemas
+    again     attempts after the first: keys that stand twice, mostly
+    """
 
     valid: int = 0
     cut: int = 0
     faulty: list[str] = msgspec.field(default_factory=list)
     refused: int = 0
+    again: int = 0
 
 
 async def judged(engine: Engine, case: dict[str, Any], tally: Tally) -> None:
@@ -49,24 +54,32 @@ async def judged(engine: Engine, case: dict[str, Any], tally: Tally) -> None:
     except ConstraintError:
         tally.refused += 1
         return
-    asked = (
-        engine.generate(
-            PROMPT.format(number=seed, title=f"{title:.80}"),
+
+    @program
+    async def record(s: State, number: int, temperature: float) -> Meta:
+        s += PROMPT.format(number=number, title=f"{title:.80}")
+        await s.gen(
+            "record",
             constraint=compiled,
             max_tokens=MOST_TOKENS,
             temperature=temperature,
-            seed=seed,
+            seed=number,
+            retries=RETRIES,
         )
-        for seed in range(SEEDS)
-        for temperature in (0.0, 0.8)
+        return s.meta("record")
+
+    asked = (
+        record.run(engine, seed, temperature) for seed in range(SEEDS) for temperature in (0.0, 0.8)
     )
     judge = jsonschema.validators.validator_for(schema)(schema)
-    for done in await asyncio.gather(*asked, return_exceptions=True):
-        if isinstance(done, InvalidOutputError):
-            tally.faulty.append(f"{case['id']}: {done}")
+    for result in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(result, InvalidOutputError):
+            tally.faulty.append(f"{case['id']}: {result}")
             continue
-        if isinstance(done, BaseException):
-            raise done
+        if isinstance(result, BaseException):
+            raise result
+        done = result.value
+        tally.again += done.attempts - 1
         outside = STRINGS.sub('""', done.text)
         assert re.search(r"\s{3}", outside) is None, (case["id"], done.text)
         if done.finish.complete:
