@@ -153,6 +153,20 @@ class TestAConstraint:
         with pytest.raises(ConstraintError, match=r"complex.*has no JSON schema"):
             request_from(PROMPT, {"json_schema": complex})
 
+    @pytest.mark.parametrize("options", [5, "abc", b"abc", None, ("a", 5), {"a", "b"}], ids=str)
+    def test_that_chooses_takes_a_sequence_of_strings(self, options: Any) -> None:
+        message = r"^choices: expected a sequence of strings, got .*; write Choice\(\[\"yes\", "
+        with pytest.raises(ConstraintError, match=message):
+            request_from(PROMPT, {"constraint": Choice(options)})
+
+    def test_that_chooses_keeps_nothing_that_may_change(self) -> None:
+        options = ["a", "b"]
+        choice = Choice(options)
+        options.append("c")
+
+        assert choice.options == ("a", "b")
+        assert hash(choice) == hash(Choice(("a", "b")))
+
     def test_of_a_call_stands_beside_no_option(self) -> None:
         with pytest.raises(OptionError, match=r"^regex: the call has the choice of 'a' already"):
             request_from(PROMPT, {"regex": "a"}, constraint=Choice(("a",)))

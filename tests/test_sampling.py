@@ -44,6 +44,41 @@ class TestARefusal:
 
         assert message in str(caught.value)
 
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"stop": "END"}, r"stop: expected a sequence of strings, got 'END'; write ("),
+            ({"stop": 5}, "stop: expected a sequence of strings, got 5"),
+            ({"stop_regex": "[0-9]+"}, "sequence of regular expressions, got '[0-9]+'; write (\""),
+            ({"stop_token_ids": 5}, "stop_token_ids: expected a sequence of token ids, got 5"),
+            ({"stop_token_ids": {5}}, "stop_token_ids: expected a sequence of token ids, got {5}"),
+            ({"logit_bias": {5: 1.0}}, "got {5: 1.0}; write ((50, -1.5),), or tuple(bias.items())"),
+            ({"logit_bias": (5, 1.0)}, "logit_bias: expected a sequence of (token id, bias) pairs"),
+            ({"logit_bias": ((5,),)}, "logit_bias: expected (token id, bias) pairs, got (5,)"),
+        ],
+        ids=str,
+    )
+    def test_says_how_several_values_are_written(
+        self, options: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(OptionError) as caught:
+            Sampling(**options)
+
+        assert message in str(caught.value)
+        assert caught.value.option in options
+
+    def test_is_none_of_lists_which_are_kept_as_tuples(self) -> None:
+        lists: Any = {
+            "stop": ["a"],
+            "stop_regex": ["b+"],
+            "stop_token_ids": [5],
+            "logit_bias": [[5, 1.0]],
+        }
+
+        assert Sampling(**lists) == Sampling(
+            stop=("a",), stop_regex=("b+",), stop_token_ids=(5,), logit_bias=((5, 1.0),)
+        )
+
     def test_names_both_ends_of_a_whole_number(self) -> None:
         with pytest.raises(OptionError, match=r"^top_logprobs: must be between 0 and 20, got 21$"):
             Want(top_logprobs=21)

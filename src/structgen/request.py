@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import msgspec
 
-from structgen.errors import PromptError
+from structgen.errors import ConstraintError, PromptError
 from structgen.sampling import INT32_MAX, Sampling, Want, check_range, check_text, check_whole
 from structgen.schemas import SchemaLike, schema_text
 from structgen.terms import Term
@@ -104,7 +104,10 @@ class Ebnf(msgspec.Struct, frozen=True, tag="ebnf"):
 
 
 class Choice(msgspec.Struct, frozen=True, tag="choice"):
-    """The output is one of these strings."""
+    """The output is one of these strings.
+
+    Raises `ConstraintError` for what is no sequence of strings; one string is none.
+    """
 
     options: tuple[str, ...]
 
@@ -113,8 +116,18 @@ class Choice(msgspec.Struct, frozen=True, tag="choice"):
         def __init__(self, options: Sequence[str]) -> None: ...
 
     def __post_init__(self) -> None:
-        if isinstance(self.options, list):
-            msgspec.structs.force_setattr(self, "options", tuple(self.options))
+        given: object = self.options
+        if (
+            isinstance(given, str)
+            or not isinstance(given, Sequence)
+            or any(not isinstance(each, str) for each in given)
+        ):
+            raise ConstraintError(
+                f"choices: expected a sequence of strings, got {given!r:.80}; write "
+                'Choice(["yes", "no"])'
+            )
+        if not isinstance(given, tuple):
+            msgspec.structs.force_setattr(self, "options", tuple(given))
 
 
 class Structure(msgspec.Struct, frozen=True, tag="structure"):

@@ -6,7 +6,8 @@ Used by `request`, which carries it, and by every backend.
 from __future__ import annotations
 
 import math
-from typing import TypeGuard
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -18,6 +19,12 @@ FLOAT32_MAX = 3.4e38
 # A logit of 100 divided by this is 10,000, of which float32 still tells thousandths apart: other
 # penalties and biases keep their effect. A smaller factor would choose no other token.
 LEAST_REPETITION = 0.01
+# Options of several values: what each is, and how one of them is written.
+_SEVERAL = (
+    ("stop", "strings", '("END",)'),
+    ("stop_regex", "regular expressions", '("[0-9]+",)'),
+    ("stop_token_ids", "token ids", "(50,)"),
+)
 
 
 # ---------------------------------------------------------------- checks
@@ -89,6 +96,21 @@ def _shown(value: float) -> str:
     return str(value).removesuffix(".0")
 
 
+def check_several(name: str, value: object, what: str, *, instead: str) -> tuple[Any, ...]:
+    """The values of an option that takes several, as a tuple.
+
+    Raises `OptionError` for what is no sequence: a string is one of characters, which nobody means
+    here; a set has no order.
+
+    instead   how one of them is written
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise OptionError(
+            name, f"expected a sequence of {what}, got {value!r:.80}; write {instead}"
+        )
+    return tuple(value)
+
+
 # ---------------------------------------------------------------- sampling
 
 
@@ -145,15 +167,31 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         check_range("repetition_penalty", penalty, LEAST_REPETITION, math.inf, optional=True)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", f"{self.min_tokens} is more than max_tokens")
+        self._check_stops()
+        self._check_bias()
+
+    def _check_stops(self) -> None:
+        for name, what, instead in _SEVERAL:
+            several = check_several(name, getattr(self, name), what, instead=instead)
+            msgspec.structs.force_setattr(self, name, several)
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise OptionError("stop", "a stop must be a string that is not empty")
         if any(not isinstance(text, str) or not text for text in self.stop_regex):
             raise OptionError("stop_regex", "a pattern must be a string that is not empty")
         for token in self.stop_token_ids:
             check_whole("stop_token_ids", token, low=0)
-        for token, bias in self.logit_bias:
+
+    def _check_bias(self) -> None:
+        instead = "((50, -1.5),), or tuple(bias.items()) of a dict"
+        what = "(token id, bias) pairs"
+        pairs = check_several("logit_bias", self.logit_bias, what, instead=instead)
+        for pair in pairs:
+            if len(check_several("logit_bias", pair, what, instead=instead)) != 2:
+                raise OptionError("logit_bias", f"expected {what}, got {pair!r:.80}")
+            token, bias = pair
             check_whole("logit_bias", token, low=0)
             check_range("logit_bias", bias, -100.0, 100.0)
+        msgspec.structs.force_setattr(self, "logit_bias", tuple(map(tuple, pairs)))
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 
@@ -208,12 +209,13 @@ class TestChoices:
             ((), "nothing to choose from; give at least one text"),
             (("",), "nothing to choose from"),
             ("cat", "expected a list of strings, got 'cat'"),
+            (5, "expected a list of strings, got 5"),
             (("a", 5), r"expected a list of strings, got \('a', 5\)"),
             (("a", "b\udc80"), r"'b\\udc80' has '\\udc80', .*half of a surrogate pair"),
             (("a" * 400_001,), "400001 characters in all, more than 400000; choose in two steps"),
             (("a",) * 30_001, "30001 options, more than 30000; choose in two steps"),
         ],
     )
-    def test_that_cannot_be_made_are_refused(self, options: tuple[str, ...], message: str) -> None:
+    def test_that_cannot_be_made_are_refused(self, options: Any, message: str) -> None:
         with pytest.raises(ConstraintError, match=f"^choices: .*{message}"):
             from_choice(options)

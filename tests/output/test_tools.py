@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum, auto
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,16 @@ class Place(msgspec.Struct):
 
 class Spot(pydantic.BaseModel):
     name: Annotated[str, pydantic.Field(max_length=5)]
+
+
+class Anything(pydantic.BaseModel):
+    value: object
+
+
+def endless() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
 
 
 async def weather(
@@ -213,12 +224,43 @@ class TestWhatTheModelIsTold:
             ({"a": [1, 2.5]}, '{"a":[1,2.5]}'),
             (Place("a"), '{"name":"a","floor":0}'),
             (Spot(name="a"), '{"name":"a"}'),
-            (1 + 2j, "(1+2j)"),
+            ([Spot(name="a"), Place("b")], '[{"name":"a"},{"name":"b","floor":0}]'),
+            ({Unit.KELVIN: {1}, 2: b"ab"}, '{"kelvin":[1],"2":"YWI="}'),
+            (math.nan, "null"),
         ],
         ids=str,
     )
     def test_of_a_result_is_text_or_json(self, result: object, text: str) -> None:
         assert result_text(result) == text
+
+    @pytest.mark.parametrize(
+        ("result", "text"),
+        [
+            ("a\ud800b\U0001f600", "a?b\U0001f600"),
+            ({"\udfff": ["é\ud800", math.nan]}, '{"?":["é?",null]}'),
+            (Place("\ud800"), '{"name":"?","floor":0}'),
+            ([Spot.model_construct(name="\ud800")], '[{"name":"?"}]'),
+            (Spot.model_construct(name="\ud800"), '{"name":"?"}'),
+        ],
+        ids=ascii,
+    )
+    def test_has_a_sign_for_halves_of_surrogate_pairs(self, result: object, text: str) -> None:
+        assert result_text(result) == text
+
+    @pytest.mark.parametrize(
+        ("result", "why"),
+        [
+            (object(), "the type object"),
+            ({"a": [1 + 2j]}, "the type complex"),
+            ({(1, 2): 3}, "the type tuple"),
+            (endless(), "recursion"),
+            (Anything(value=object()), "unknown type: <class 'object'>"),
+        ],
+        ids=["object", "complex", "key", "endless", "pydantic"],
+    )
+    def test_is_nothing_where_json_has_no_form_for_it(self, result: object, why: str) -> None:
+        with pytest.raises(TypeError, match=rf"^the result cannot be written as JSON: .*{why}"):
+            result_text(result)
 
 
 class TestWhatIsNoTool:

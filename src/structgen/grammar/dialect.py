@@ -116,7 +116,8 @@ def from_regex(pattern: str, spelled: Ranges = EVERYTHING) -> Expression:
 
 def from_choice(options: Sequence[str], spelled: Ranges = EVERYTHING) -> Expression:
     """Translate a list of texts. Raises `ConstraintError` for one that cannot be generated."""
-    if isinstance(options, str) or any(not isinstance(text, str) for text in options):
+    several = isinstance(options, Sequence) and not isinstance(options, str)
+    if not several or any(not isinstance(text, str) for text in options):
         raise ConstraintError(f"choices: expected a list of strings, got {options!r:.80}")
     if not any(options):
         raise ConstraintError(

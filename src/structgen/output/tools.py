@@ -137,19 +137,49 @@ def describe_tools(functions: Sequence[ToolFunction]) -> str:
 
 
 def result_text(value: object) -> str:
-    """A tool's result as the model reads it: a text as it is, anything else as JSON if it can be.
+    """A tool's result as the model reads it: a text as it is, anything else as JSON.
 
-    What JSON has no form for is written as `str` writes it.
+    Raises `TypeError` for what JSON has no form for.
     """
     if isinstance(value, str):
-        return value
-    if of_pydantic(type(value)) and "pydantic" in sys.modules:
-        pydantic: Any = sys.modules["pydantic"]
-        return str(pydantic.TypeAdapter(type(value)).dump_json(value).decode())
+        return readable(value)
     try:
-        return msgspec.json.encode(value).decode()
-    except (TypeError, ValueError, RecursionError):
-        return str(value)
+        plain = _dumped(value) if of_pydantic(type(value)) else value
+        try:
+            return msgspec.json.encode(plain, enc_hook=_dumped).decode()
+        except UnicodeEncodeError:
+            builtins = msgspec.to_builtins(plain, enc_hook=_dumped, str_keys=True)
+            return msgspec.json.encode(_all_readable(builtins)).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"the result cannot be written as JSON: {error}") from error
+
+
+def readable(text: str) -> str:
+    """A text that a prompt can have: halves of surrogate pairs, which are no text, become `?`."""
+    return text.encode(errors="replace").decode()
+
+
+def _all_readable(value: object) -> object:
+    """Numbers, strings, lists and dicts, with strings that a prompt can have."""
+    match value:
+        case str():
+            return readable(value)
+        case list() | tuple():
+            return [_all_readable(each) for each in value]
+        case dict():
+            return {_all_readable(key): _all_readable(each) for key, each in value.items()}
+        case _:
+            return value
+
+
+def _dumped(value: object) -> object:
+    """What pydantic knows, as numbers, strings, lists and dicts; msgspec knows nothing of it."""
+    type_ = type(value)
+    if not of_pydantic(type_) or "pydantic" not in sys.modules:
+        raise TypeError(f"it has no form for values of the type {type_.__name__}")
+    pydantic: Any = sys.modules["pydantic"]
+    found: object = pydantic.TypeAdapter(type_).dump_python(value, mode="json")
+    return found
 
 
 # ---------------------------------------------------------------- signatures

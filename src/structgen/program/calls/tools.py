@@ -22,7 +22,7 @@ from structgen.errors import (
     StateError,
     TemplateError,
 )
-from structgen.output.tools import Asked, Called, Toolbox, ToolCall, result_text
+from structgen.output.tools import Asked, Called, Toolbox, ToolCall, readable, result_text
 from structgen.program.calls.generating import answers_to, kept_parts, meta_of, together
 from structgen.program.cursor import Cursor
 from structgen.program.expression import Gen
@@ -137,5 +137,6 @@ async def _run(calling: Calling, asked: Asked) -> ToolCall:
     except Exception as error:
         if calling.on_error == "raise":
             raise
-        return ToolCall(asked.name, arguments, None, error, f"{type(error).__name__}: {error}")
+        told = readable(f"{type(error).__name__}: {error}")
+        return ToolCall(asked.name, arguments, None, error, told)
     return ToolCall(asked.name, arguments, result, None, text)
