@@ -30,7 +30,7 @@ class Even(msgspec.Struct):
             raise ValueError("odd")
 
 
-UNLIKE = {"not": {"const": 1}}
+UNIQUE = {"type": "array", "uniqueItems": True}
 ODD, EVEN = '{"number":3}', '{"number":4}'
 
 
@@ -114,8 +114,12 @@ class TestAnOutputThatIsWrong:
         ("options", "wrong", "right"),
         [
             ({"type": Even}, ODD, EVEN),
-            ({"json_schema": UNLIKE}, "1", "2"),
-            ({"type": Annotated[str, msgspec.Meta(max_length=1)]}, '"ab"', '"a"'),
+            ({"json_schema": UNIQUE}, "[1,1]", "[1,2]"),
+            (
+                {"type": Annotated[list[int], msgspec.Meta(extra_json_schema=UNIQUE)]},
+                "[1,1]",
+                "[1]",
+            ),
         ],
         ids=["type", "final check", "bound"],
     )
@@ -140,10 +144,8 @@ class TestAnOutputThatIsWrong:
         assert len(backend.requests) == 1
 
     async def test_names_path_and_keyword_of_the_final_check(self) -> None:
-        schema = {"type": "array", "uniqueItems": True}
-
         with pytest.raises(InvalidOutputError, match="uniqueItems"):
-            await run(asking(json_schema=schema), ScriptedBackend("[1,1]"))
+            await run(asking(json_schema=UNIQUE), ScriptedBackend("[1,1]"))
 
     async def test_leaves_the_state_as_it_was(self) -> None:
         async def body(s: State) -> Any:

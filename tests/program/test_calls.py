@@ -92,6 +92,10 @@ class City(msgspec.Struct):
     name: str
     population: int
 
+    def __post_init__(self) -> None:
+        if self.population < 0:
+            raise ValueError("fewer than nobody")
+
 
 class TestTypes:
     @pytest.mark.parametrize(
@@ -125,7 +129,9 @@ class TestTypes:
                 s["a"]
             return info.value.text, s.text()
 
-        assert (await run(body, ScriptedBackend('{"name":1}'))).value == ('{"name":1}', "A ")
+        reply = '{"name":"Ulm","population":-1}'
+
+        assert (await run(body, ScriptedBackend(reply))).value == (reply, "A ")
 
     async def test_that_were_cut_off_say_by_what(self) -> None:
         async def body(s: State) -> Any:

@@ -98,11 +98,13 @@ class TestCaptures:
         assert (result["name"], result["number"]) == (None, "7")
 
     async def test_come_from_an_attempt_whose_json_is_valid(self) -> None:
-        term = Sequence((Fixed("x="), Capture("x", Json('{"not":{"const":1}}'))))
+        term = Sequence((Fixed("x="), Capture("x", Json('{"type":"array","uniqueItems":true}'))))
 
-        assert (await run(asking(term, retries=1), ScriptedBackend(["x=1", "x=2"])))["x"] == "2"
+        backend = ScriptedBackend(["x=[1,1]", "x=[1,2]"])
+
+        assert (await run(asking(term, retries=1), backend))["x"] == "[1,2]"
         with pytest.raises(InvalidOutputError):
-            await run(asking(term), ScriptedBackend("x=1"))
+            await run(asking(term), ScriptedBackend("x=[1,1]"))
 
     @pytest.mark.parametrize("options", [{"regex": "a"}, {"constraint": NAME}], ids=str)
     async def test_are_of_one_constraint(self, options: dict[str, Any]) -> None:

@@ -27,6 +27,10 @@ class City(msgspec.Struct):
     people: Annotated[int, msgspec.Meta(ge=0)]
     rivers: list[str] = []
 
+    def __post_init__(self) -> None:
+        if self.name in self.rivers:
+            raise ValueError("a city is no river")
+
 
 ULM = City("Ulm", 130_000, ["Donau", "Iller"])
 TEXT = msgspec.json.encode(ULM).decode()
@@ -177,4 +181,6 @@ class TestATypedStream:
                 s["city"]
             return s.text()
 
-        assert (await run(body, ScriptedBackend('{"name":"Ulm"}'))).value == "A "
+        reply = '{"name":"Ulm","people":1,"rivers":["Ulm"]}'
+
+        assert (await run(body, ScriptedBackend(reply))).value == "A "

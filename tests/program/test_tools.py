@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
 from structgen import gen
@@ -41,6 +42,13 @@ async def now() -> str:
     return "noon <|im_end|>"
 
 
+async def visit(
+    cities: Annotated[list[str], msgspec.Meta(extra_json_schema={"uniqueItems": True})],
+) -> int:
+    """Visit cities, none of them twice: no mask expresses that, so calls may be wrong."""
+    return len(cities)
+
+
 def wrote(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
@@ -54,6 +62,7 @@ def calling(**options: Any) -> Callable[[State], Any]:
 
 
 ULM = wrote("weather", city="Ulm")
+TWICE = wrote("visit", cities=["Ulm", "Ulm"])
 
 
 class TestACall:
@@ -254,8 +263,7 @@ class TestACallThatFails:
         ("reply", "options", "error"),
         [
             (ULM, {"max_tokens": 10}, IncompleteOutputError),
-            (wrote("rain"), {}, InvalidOutputError),
-            (wrote("weather", city=1), {}, InvalidOutputError),
+            (TWICE, {}, InvalidOutputError),
         ],
     )
     async def test_leaves_the_state_as_it_was(
@@ -265,13 +273,17 @@ class TestACallThatFails:
             s.user("Ulm?")
             before = s.text()
             with pytest.raises(error):
-                await s.call([weather], "c", **options)
+                await s.call([weather, visit], "c", **options)
             return s.text() == before, "c" in s
 
         assert (await run(body, ScriptedBackend(reply))).value == (True, False)
 
     async def test_is_tried_again_where_asked(self) -> None:
-        found = await run(calling(retries=1), ScriptedBackend([wrote("rain"), ULM]))
+        async def body(s: State) -> Any:
+            s.user("Ulm?")
+            return await s.call([weather, visit], "c", retries=1)
+
+        found = await run(body, ScriptedBackend([TWICE, ULM]))
 
         assert found.meta("c").attempts == 2
         assert len(found.messages()) == 3
@@ -435,10 +447,10 @@ class TestTemplates:
         async def body(s: State) -> Any:
             s.user("Ulm?")
             with pytest.raises(InvalidOutputError):
-                await s.call([weather])
+                await s.call([visit])
             return s.text()
 
-        backend = ScriptedBackend(wrote("rain"), chat=template(EQUIPPED))
+        backend = ScriptedBackend(TWICE, chat=template(EQUIPPED))
 
         assert (await run(body, backend)).value == "<|user|>Ulm?<|end|>"
 

@@ -15,6 +15,7 @@ import anyio.lowlevel
 from structgen.backend import Capabilities
 from structgen.chat import CHATML, Chat
 from structgen.errors import OptionError, PromptError
+from structgen.grammar.compiler import KINDS
 from structgen.request import (
     Delta,
     Lineage,
@@ -26,9 +27,9 @@ from structgen.request import (
     Usage,
     prompt_text,
 )
-from structgen.testing import verdict
 from structgen.testing.output import Output
 from structgen.testing.tokenizer import ScriptedTokenizer
+from structgen.testing.verdict import course_of
 
 Script = str | Sequence[str] | Mapping[str, str] | Callable[[Request], str]
 
@@ -49,11 +50,13 @@ class ScriptedBackend:
     max_context   tokens of prompt and output together
 
     A reply ends by itself with an end token, at `max_tokens`, or before a stop. With
-    `ignore_eos`, or to reach `min_tokens`, it is repeated. Every token of it has log-probability
-    0: the script is certain. A reply that no mask would let through - not of the request's regex,
-    form or choices, no JSON where a schema asks for it - and a request that the script has no reply
-    for, are mistakes of the test and raise `AssertionError`. JSON that is not valid under the
-    schema ends as it does on an engine's final check, by `InvalidOutputError`.
+    `ignore_eos`, or to reach `min_tokens`, it is repeated for as long as its constraint lets
+    anything follow. Every token of it has log-probability 0: the script is certain.
+
+    Constraints are read as the engine reads them: what it refuses is refused in the same words. A
+    reply that its masks would not let through, and a request that the script has no reply for, are
+    mistakes of the test and raise `AssertionError`. JSON that is not valid under the schema ends as
+    it does on an engine's final check, by `InvalidOutputError`.
 
     primed     prompts that `prime` was called with
     requests   all requests that were accepted, in order
@@ -93,7 +96,7 @@ class ScriptedBackend:
             logprobs=True,
             score=True,
             stop_regex=True,
-            constraints=verdict.CHECKED,
+            constraints=KINDS,
             primes=True,
             max_context=self._max_context,
         )
@@ -241,10 +244,11 @@ class _Reply:
     async def __aenter__(self) -> AsyncIterator[Delta]:
         backend, request = self._backend, self._request
         prompt = backend.ids_of(request.prompt)
-        verdict.require_checkable(request)
+        course = course_of(request)
         if backend.fail is not None:
             backend.fail(request)
-        output = Output(backend.tokenizer, request, backend.reply(request), self._room(prompt))
+        reply, room = backend.reply(request), self._room(prompt)
+        output = Output(backend.tokenizer, request, reply, course, room)
         usage = Usage(prompt_tokens=len(prompt), completion_tokens=output.sampled)
         self._deltas = output.deltas(len(backend.requests), usage, backend.chunk)
         backend.requests.append(request)

@@ -14,17 +14,26 @@ from structgen.errors import InvalidOutputError
 from structgen.grammar.automaton import Search, automaton_of
 from structgen.request import Delta, Finish, Request, TokenLogprob, Usage
 from structgen.sampling import ModelDefaults
-from structgen.testing import verdict
 from structgen.testing.tokenizer import END_ID, ScriptedTokenizer
+from structgen.testing.verdict import Course
 
 
 class Output:
     """What a reply becomes under the options of a request: kept tokens, a tail, an end."""
 
     def __init__(
-        self, tokenizer: ScriptedTokenizer, request: Request, reply: str, room: int | None
+        self,
+        tokenizer: ScriptedTokenizer,
+        request: Request,
+        reply: str,
+        course: Course | None,
+        room: int | None,
     ) -> None:
-        self._tokenizer, self._request = tokenizer, request
+        """`course` is what the reply has to follow, and `room` the tokens that there is room for.
+
+        Raises `AssertionError` for a reply that could not come of this request.
+        """
+        self._tokenizer, self._request, self._course = tokenizer, request, course
         self._sampling = sampling = ModelDefaults().fill(request.sampling)
         limit = sampling.max_tokens
         assert limit is not None, "defaults are filled in"
@@ -63,46 +72,55 @@ class Output:
         return Delta(request=number, tokens=tuple(tokens), text=text, logprobs=logprobs)
 
     def _sample(self, reply: str) -> None:
-        sampling, text = self._sampling, ""
+        sampling, course, text = self._sampling, self._course, ""
         for token in self._script(reply):
             self.sampled += 1
-            enough = self.sampled >= sampling.min_tokens
+            enough = self._finished or self.sampled >= sampling.min_tokens
             if enough and (token == END_ID or self._stops_at(token, text)):
                 self.finish = Finish(reason="stop", matched=token)
                 break
             self.tokens.append(token)
             before, text = text, text + self._tokenizer.decode([token])
+            if course is not None:
+                course.follow(text[len(before) :])
             found = self._first_stop(text, len(before), count=enough)
-            if found is not None and self._may_end(text[: found[0]]):
+            if found is not None and self._may_end(found[0]):
                 self._cut(*found)
                 break
             if self.sampled == self._limit:
                 break
+        if self.finish.reason == "length" and self._finished:
+            self.finish = Finish(reason="stop")
         self._conclude()
 
     def _stops_at(self, token: int, text: str) -> bool:
-        return token in self._sampling.stop_token_ids and self._may_end(text)
+        return token in self._sampling.stop_token_ids and self._may_end(len(text))
 
-    def _may_end(self, text: str) -> bool:
-        """Whether a stop behind the text ends the output; inside of a constraint it is text."""
-        constraint = self._request.constraint
-        return constraint is None or verdict.mismatch(constraint, text) is None
+    def _may_end(self, length: int) -> bool:
+        """Whether a stop after so many characters ends the output; in a constraint it is text."""
+        return self._course is None or self._course.may_end(length)
+
+    @property
+    def _finished(self) -> bool:
+        """Whether the constraint lets nothing follow."""
+        return self._course is not None and self._course.finished
 
     def _conclude(self) -> None:
         """Look at the whole text: is it what the constraint asks for?"""
-        constraint, text = self._request.constraint, self._tokenizer.decode(self.tokens) + self.tail
-        if constraint is None:
+        course, text = self._course, self._tokenizer.decode(self.tokens) + self.tail
+        if course is None:
             complete = self.finish.reason != "length"
             self.finish = msgspec.structs.replace(self.finish, complete=complete)
             return
-        mismatch = verdict.mismatch(constraint, text)
-        assert mismatch is None or self.finish.matched != END_ID, f"reply {text!r} {mismatch}"
-        if mismatch is None and (fault := verdict.fault(constraint, text)) is not None:
+        course.check(text, ended=self.finish.matched == END_ID)
+        complete = course.may_end(len(text))
+        fault = course.fault(text) if complete else None
+        if fault is not None:
             message = f"the output does not keep its constraint: {fault}"
             self._error = InvalidOutputError(message, text)
-        captures = verdict.captures(constraint, text)
+        captures = course.captures(text) if complete and fault is None else ()
         self.finish = msgspec.structs.replace(
-            self.finish, complete=mismatch is None, captures=captures
+            self.finish, complete=complete, captures=captures, enforced=course.path
         )
 
     def _script(self, reply: str) -> Iterator[int]:
@@ -110,7 +128,12 @@ class Output:
         tokens = self._tokenizer.encode(reply)
         yield from tokens
         while self._sampling.ignore_eos or self.sampled < self._sampling.min_tokens - 1:
-            yield from tokens or self._tokenizer.encode(" ")
+            for token in tokens or self._tokenizer.encode(" "):
+                if self._finished:
+                    break
+                yield token
+            if self._finished:
+                break
         yield END_ID
 
     def _first_stop(self, text: str, start: int, *, count: bool) -> tuple[int, str] | None:
