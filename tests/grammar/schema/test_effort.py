@@ -44,6 +44,7 @@ TWICE = {
 }
 
 TREE = {"type": "array"}
+D7 = "http://json-schema.org/draft-07/schema#"
 D19 = "https://json-schema.org/draft/2019-09/schema"
 
 
@@ -86,8 +87,54 @@ class TestTheCount:
 
         assert not counted.within(10**9, [[n] for n in range(40_000)])
 
+    @pytest.mark.parametrize("keyword", ["then", "else"])
+    def test_leaves_out_what_follows_no_condition(self, keyword: str) -> None:
+        assert effort(ref("n"), n={keyword: ref("n")}).within(2, 1)
+        assert not effort(ref("n"), n={"if": {}, keyword: ref("n")}).within(10**9, 1)
+
+    def test_has_a_condition_that_nothing_follows_only_for_what_it_evaluates(self) -> None:
+        alone = effort(ref("n"), n={"if": ref("n")})
+        evaluated = effort(ref("n"), n={"if": ref("n"), "unevaluatedProperties": False})
+
+        assert alone.within(2, 1)
+        assert not evaluated.within(10**9, 1)
+
+    @pytest.mark.parametrize("value", [1, [], ["k"], "k", {}, {"a": 1}, {"a": {"b": 1}}])
+    def test_has_what_depends_on_a_key_only_where_it_is(self, value: Any) -> None:
+        assert effort(ref("n"), n={"dependentSchemas": {"k": ref("n")}}).within(2, value)
+
+    def test_never_ends_where_what_depends_on_a_key_is_the_whole(self) -> None:
+        counted = effort(ref("n"), n={"dependentSchemas": {"k": ref("n")}})
+
+        assert not counted.within(10**9, {"k": 1})
+
 
 class TestACheck:
+    @pytest.mark.parametrize(
+        ("schema", "valid", "endless"),
+        [
+            ({"then": {"$ref": "#"}}, ["1", "{}"], []),
+            ({"if": {"$ref": "#"}}, ["1", "{}"], []),
+            (
+                {"$dynamicAnchor": "n", "else": {"$dynamicRef": "#n"}, "type": "integer"},
+                ["1", "2"],
+                [],
+            ),
+            ({"dependentSchemas": {"k": {"$ref": "#"}}}, ["1", '{"a": 1}'], ['{"k": 1}']),
+            ({"$schema": D7, "dependencies": {"k": {"$ref": "#"}}}, ["[]", "{}"], ['{"k": 1}']),
+        ],
+        ids=["then", "if", "else", "dependent", "dependencies"],
+    )
+    def test_is_made_of_what_does_not_come_back_to_its_place(
+        self, schema: Any, valid: list[str], endless: list[str]
+    ) -> None:
+        judge = relaxed(json.dumps(schema)).judge
+
+        assert [judge.fault(text) for text in valid] == [None] * len(valid)
+        assert ["cannot be checked" in (judge.fault(text) or "") for text in endless] == (
+            [True] * len(endless)
+        )
+
     @pytest.mark.parametrize(
         ("schema", "value"),
         [

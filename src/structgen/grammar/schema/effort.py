@@ -12,18 +12,16 @@ Used   by `judging`, before a validator is asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from structgen.grammar.schema.bundling import Bundle
-from structgen.grammar.schema.keywords import PREFIX, Json
+from structgen.grammar.schema.keywords import PREFIX, Json, inner
 
 # To know what was not evaluated, a validator evaluates all that stands beside it again.
 _AGAIN = 3
 _MOST_PLACES = 30_000  # pairs of a schema and a place that are looked at; 1 us each
 
-_BESIDE = ("not", "if", "then", "else")
 _BESIDE_LISTED = ("allOf", "anyOf", "oneOf")
-_BESIDE_NAMED = ("dependentSchemas",)
 _BELOW = ("items", "contains", "additionalProperties", "propertyNames")
 _BELOW_UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 _BELOW_LISTED = ("prefixItems",)
@@ -37,6 +35,7 @@ class Effort:
         """Visits of any one place are counted at once, where the schema is no part of itself."""
         self._bundle = bundle
         self._unrolled: dict[str, float] = {}
+        self._evaluating = any(map(_evaluates, (bundle.root, *bundle.defs.values())))
         self._most = self._size(bundle.root, ())
 
     def within(self, most: int, value: Json, length: int | None = None) -> bool:
@@ -47,7 +46,10 @@ class Effort:
         if length is not None and self._most * length <= most:
             return True
         try:
-            return _Count(self._bundle).of(self._bundle.root, value) <= most
+            return (
+                _Count(self._bundle, evaluating=self._evaluating).of(self._bundle.root, value)
+                <= most
+            )
         except (OverflowError, RecursionError):
             return False
 
@@ -56,11 +58,16 @@ class Effort:
         if not isinstance(schema, dict):
             return 1
         found = 1.0
-        for each in (*_beside(schema), *_below(schema)):
+        for each in self._inside(schema):
             found += self._size(each, inside)
         for name in _referred(schema, self._bundle):
             found += self._named(name, inside)
         return found * _factor(schema)
+
+    def _inside(self, schema: dict[str, Json]) -> Iterator[Json]:
+        yield from _beside(schema, evaluating=self._evaluating)
+        yield from _dependent(schema)
+        yield from _below(schema)
 
     def _named(self, name: str, inside: tuple[str, ...]) -> float:
         if name in inside:
@@ -73,8 +80,8 @@ class Effort:
 class _Count:
     """One count, for one value."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
+    def __init__(self, bundle: Bundle, *, evaluating: bool) -> None:
+        self._bundle, self._evaluating = bundle, evaluating
         # By identity: the schema and the value live longer than this.
         self._counted: dict[tuple[int, int], float] = {}
 
@@ -92,7 +99,9 @@ class _Count:
         return found
 
     def _count(self, schema: dict[str, Json], value: Json) -> float:
-        beside = sum(self.of(each, value) for each in _beside(schema))
+        beside = sum(self.of(each, value) for each in _beside(schema, evaluating=self._evaluating))
+        if isinstance(value, dict):
+            beside += sum(self.of(each, value) for each in _dependent(schema, value))
         for name in _referred(schema, self._bundle):
             beside += self.of(self._bundle.defs[name], value)
         found = 1 + beside * _factor(schema)
@@ -134,24 +143,40 @@ def _referred(schema: dict[str, Json], bundle: Bundle) -> Iterator[str]:
         yield from sorted(bundle.dynamic[reference])
 
 
-def _beside(schema: dict[str, Json]) -> Iterator[Json]:
-    """The schemas inside of a schema that see the same value; but references."""
-    return _inside(schema, _BESIDE, _BESIDE_LISTED, _BESIDE_NAMED)
+def _evaluates(schema: Json) -> bool:
+    """Whether what was evaluated is asked for anywhere in a schema."""
+    if isinstance(schema, dict) and any(keyword in schema for keyword in _BELOW_UNEVALUATED):
+        return True
+    return any(_evaluates(each) for _, each in inner(schema))
+
+
+def _beside(schema: dict[str, Json], *, evaluating: bool) -> Iterator[Json]:
+    """The schemas inside of a schema that see the same value; but references, and those that
+    depend on its keys."""
+    # What follows a condition means nothing without one. A condition that nothing follows is looked
+    # at only for what it evaluates.
+    followed = evaluating or "then" in schema or "else" in schema
+    conditional = ("if", "then", "else") if "if" in schema and followed else ()
+    return _inside(schema, ("not", *conditional), _BESIDE_LISTED)
+
+
+def _dependent(schema: dict[str, Json], names: Container[str] | None = None) -> Iterator[Json]:
+    """The schemas that see the same value if it has a key; of some keys, or of all."""
+    for name, each in schema.get("dependentSchemas", {}).items():
+        if names is None or name in names:
+            yield each
 
 
 def _below(schema: dict[str, Json]) -> Iterator[Json]:
     """Those that see parts of it."""
-    return _inside(schema, (*_BELOW, *_BELOW_UNEVALUATED), _BELOW_LISTED, _BELOW_NAMED)
+    yield from _inside(schema, (*_BELOW, *_BELOW_UNEVALUATED), _BELOW_LISTED)
+    for keyword in _BELOW_NAMED:
+        yield from schema.get(keyword, {}).values()
 
 
 def _inside(
-    schema: dict[str, Json],
-    single: tuple[str, ...],
-    listed: tuple[str, ...],
-    named: tuple[str, ...],
+    schema: dict[str, Json], single: tuple[str, ...], listed: tuple[str, ...]
 ) -> Iterator[Json]:
     yield from (schema[keyword] for keyword in single if keyword in schema)
     for keyword in listed:
         yield from schema.get(keyword, ())
-    for keyword in named:
-        yield from schema.get(keyword, {}).values()

@@ -1,19 +1,22 @@
 """Which numbers the masks' backend holds exactly: it reads those of a schema as 64-bit floats.
 
-Used   by `weakening`.
+Used   by `weakening` and `settling`.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from decimal import Decimal
 from fractions import Fraction
+from math import lcm
 
 from structgen.grammar.schema.keywords import Json
 
 _MOST_INTEGER = 2**63 - 1
 _MOST_FLOAT, _LEAST_FLOAT = 1e15, 1e-9
-MOST_MULTIPLE = 1_000_000  # a mask remembers the remainder
+MOST_MULTIPLE = 10_000  # a mask remembers the remainder; 20 us to compile each
+MOST_REMAINDERS = 40_000  # of all the steps of a schema
 _TENTHS = frozenset(Fraction(1, 10**power) for power in range(1, 7))
 
 
@@ -24,6 +27,15 @@ def is_held(value: Json) -> bool:
     if isinstance(value, dict):
         return all(map(is_held, value.values()))
     return not _is_number(value) or is_bound(value)
+
+
+def plain(value: Json) -> Json:
+    """A value with whole floats as integers: -0.0 is 0, which the backend would take for "-0"."""
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def is_bound(value: float) -> bool:
@@ -46,6 +58,33 @@ def is_step(value: float) -> bool:
     exact = Fraction(str(value))
     whole = exact.denominator == 1
     return exact.numerator <= MOST_MULTIPLE if whole else exact in _TENTHS
+
+
+def too_many(places: Collection[tuple[str | None, int]]) -> set[int]:
+    """The steps that are too many beside smaller ones.
+
+    Where two steps meet, in one number or in two ways to read one, a mask remembers the remainder
+    by their common multiple. Properties of different names do not meet.
+
+    places   each step with the name of the property that it is for; None if that may be any
+    """
+    names: dict[int, set[str | None]] = {}
+    for name, step in places:
+        names.setdefault(step, set()).add(name)
+    # The common multiple of the steps of each property; under None, of those that all may meet.
+    common: dict[str | None, int] = {None: 1}
+    common |= {name: 1 for name, _ in places}
+    dropped: set[int] = set()
+    total = 0
+    for step in sorted(names):
+        met = common if None in names[step] else names[step]
+        worst = max(lcm(common[None], common[name], step) for name in met)
+        if worst > MOST_MULTIPLE or total + step > MOST_REMAINDERS:
+            dropped.add(step)
+            continue
+        total += step
+        common |= {name: lcm(common[name], step) for name in names[step]}
+    return dropped
 
 
 def missed(bounds: dict[str, float]) -> list[float]:

@@ -8,11 +8,13 @@ Used   by `relaxing`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from llguidance import LLMatcher
 
 from structgen.grammar.schema.keywords import PREFIX, Json, inner, without
+from structgen.grammar.schema.numbers import too_many
 from structgen.grammar.schema.reading import pointer, refusal
 
 MOST_TRIED = 1_500_000  # characters of all schemas that are tried
@@ -51,6 +53,7 @@ class Settled:
 
     def settle(self) -> str:
         """Weaken what is refused. Returns what stands behind `%json`; raises `ConstraintError`."""
+        self._bound_steps()
         error = ""
         for _ in range(MOST_ROUNDS):
             error = self._without_empty()
@@ -58,6 +61,24 @@ class Settled:
                 return self._text(self.root, self.defs)
             self._weaken(error)
         raise refusal("", f"the masks' backend refuses it: {_reason(error)}; a simpler one may do")
+
+    def _bound_steps(self) -> None:
+        """Give up steps of which the backend would take long to make a mask; it does not refuse."""
+        places = [place for each in (self.root, *self.defs.values()) for place in _steps(each)]
+        if dropped := too_many(places):
+            self.root = self._stepless(self.root, dropped, "")
+            for name, schema in self.defs.items():
+                self.defs[name] = self._stepless(schema, dropped, self._paths[name])
+
+    def _stepless(self, schema: Json, dropped: set[int], path: str) -> Json:
+        found = schema
+        for steps, each in inner(schema):
+            less = self._stepless(each, dropped, path + pointer(list(steps)))
+            found = _with(found, steps, less)
+        if isinstance(found, dict) and found.get("multipleOf") in dropped:
+            rest = {key: value for key, value in found.items() if key != "multipleOf"}
+            return self._noted(found, rest, path)
+        return found
 
     def _without_empty(self) -> str:
         """Make definitions that nothing satisfies false. Returns what is refused besides.
@@ -149,6 +170,19 @@ class Settled:
         whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
         framed = {**whole, **({"$defs": defs} if defs else {}), "x-guidance": self._options}
         return json.dumps(framed, ensure_ascii=False)
+
+
+def _steps(schema: Json, name: str | None = None) -> Iterator[tuple[str | None, int]]:
+    """The whole steps inside of a schema, each with the name of the nearest property around it."""
+    for (keyword, *rest), each in inner(schema):
+        if keyword == "properties":
+            around: str | None = rest[0]
+        else:  # what a pattern is for may have any name
+            around = None if keyword in {"patternProperties", "additionalProperties"} else name
+        yield from _steps(each, around)
+    step = schema.get("multipleOf") if isinstance(schema, dict) else None
+    if step is not None and step == int(step):
+        yield name, int(step)
 
 
 def _is_empty(error: str) -> bool:

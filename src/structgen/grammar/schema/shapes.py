@@ -5,10 +5,12 @@ Used   by `weakening`.
 
 from __future__ import annotations
 
+import json
 from math import prod
 
 from structgen.grammar.schema import patterns
 from structgen.grammar.schema.keywords import Json
+from structgen.grammar.schema.numbers import plain
 
 Object = dict[str, Json]
 
@@ -79,7 +81,7 @@ def type_of(value: object) -> str:
 
 
 def values_of(schema: Json) -> list[Json] | None:
-    """All values that satisfy a schema, if it lists them."""
+    """All values that may satisfy a schema, each once, if it lists them."""
     if not isinstance(schema, dict):
         return None
     if schema.get("type") == "boolean":
@@ -89,7 +91,8 @@ def values_of(schema: Json) -> list[Json] | None:
         if types is None or (
             types == {"string"} and all(isinstance(v, str) for v in schema["enum"])
         ):
-            return list({str(type(v)) + str(v): v for v in schema["enum"]}.values())
+            values = map(plain, schema["enum"])
+            return list({json.dumps(each, sort_keys=True): each for each in values}.values())
     return None
 
 

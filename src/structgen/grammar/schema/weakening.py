@@ -13,7 +13,7 @@ from structgen.grammar.schema import objects, patterns
 from structgen.grammar.schema.algebra import Algebra, disjoint
 from structgen.grammar.schema.bundling import Bundle
 from structgen.grammar.schema.keywords import PREFIX, Json
-from structgen.grammar.schema.numbers import is_bound, is_held, is_step, missed
+from structgen.grammar.schema.numbers import is_bound, is_held, is_step, missed, plain
 from structgen.grammar.schema.reading import pointer
 from structgen.grammar.schema.shapes import (
     allowed_names,
@@ -218,9 +218,9 @@ class _Node:
     # ------------------------------------------------------------ values
 
     def _values(self, keyword: str, values: list[Json]) -> None:
-        held = [value for value in values if is_held(value)]
+        held = [plain(value) for value in values if is_held(value)]
         if len(held) == len(values):
-            self._found[keyword] = values[0] if keyword == "const" else values
+            self._found[keyword] = held[0] if keyword == "const" else held
             return
         self._note(keyword)
         types = {type_of(value) for value in values if not is_held(value)}
@@ -424,7 +424,8 @@ class _Node:
             self._note("uniqueItems")
             return
         most = min(int(most), len(values))
-        if len(values) > MOST_PERMUTED or self._types != {"array"}:
+        listed = len(values) <= MOST_PERMUTED and all(map(is_held, values))
+        if not listed or self._types != {"array"}:
             self._note("uniqueItems")
             self._more.append({"maxItems": most})
             return
