@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
 import pytest
 
 from structgen import gen
-from structgen.chat import CHATML, MarkerChat, Rendering, Turn
 from structgen.errors import (
     BudgetError,
     IncompleteOutputError,
@@ -21,7 +20,6 @@ from structgen.errors import (
     StateError,
     TemplateError,
 )
-from structgen.models.template import Template, TemplateChat
 from structgen.output.tools import Called, ToolCall
 from structgen.program.program import Program
 from structgen.program.state import State
@@ -123,6 +121,23 @@ class TestACall:
         assert backend.requests[0].sampling.max_tokens == 60
         assert backend.requests[0].sampling.seed == 3
 
+    async def test_tells_a_result_that_is_no_text_with_signs_in_its_place(self) -> None:
+        async def half() -> str:
+            return "half: \ud800"
+
+        async def body(s: State) -> Any:
+            s.user("Do.")
+            found = await s.call([half])
+            with s.assistant():
+                await s.gen()
+            return found
+
+        backend = ScriptedBackend([wrote("half"), "x"])
+        result = await run(body, backend)
+
+        assert list(result.value) == ["half: \ud800"]
+        assert "half: ?" in prompt_text(backend.requests[1].prompt)
+
     async def test_goes_on_in_the_next_turn(self) -> None:
         async def body(s: State) -> Any:
             s.user("Ulm?")
@@ -206,6 +221,36 @@ class TestAnErrorOfATool:
         assert isinstance(call.error, LookupError)
         assert call.result is None
         assert result.messages()[-1].content == "LookupError: no such city"
+
+    async def test_is_told_in_text_that_a_prompt_can_have(self) -> None:
+        async def failing() -> None:
+            raise LookupError("no \ud800")
+
+        async def body(s: State) -> Any:
+            s.user("Do.")
+            await s.call([failing])
+            with s.assistant():
+                await s.gen()
+
+        result = await run(body, ScriptedBackend([wrote("failing"), "x"]))
+
+        assert result.messages()[2].content == "LookupError: no ?"
+
+    async def test_is_a_result_that_json_cannot_write(self) -> None:
+        async def strange() -> object:
+            return {"at": object()}
+
+        async def body(s: State) -> Any:
+            s.user("Do.")
+            return await s.call([strange])
+
+        result = await run(body, ScriptedBackend(wrote("strange")))
+
+        [call] = result.value.calls
+        assert isinstance(call.error, TypeError)
+        assert call.result is None
+        assert call.text == result.messages()[-1].content
+        assert call.text.startswith("TypeError: the result cannot be written as JSON: ")
 
     async def test_ends_the_call_where_that_was_asked(self) -> None:
         async def body(s: State) -> Any:
@@ -355,117 +400,3 @@ class TestWhereACallCanStand:
     ) -> None:
         with pytest.raises(OptionError, match=message):
             await run(calling(**options))
-
-
-class SilentChat:
-    """A template that shows nothing of the turns of tools."""
-
-    def __init__(self, role: str = "tool") -> None:
-        self.silent = role
-
-    def render(self, turns: Sequence[Turn]) -> Rendering:
-        return CHATML.render([t if t.role != self.silent else Turn(t.role, ()) for t in turns])
-
-    def closing(self, turns: Sequence[Turn]) -> str:
-        return CHATML.closing(turns)
-
-    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> SilentChat:
-        del tools
-        return self
-
-
-ALTERNATING = (
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}"
-    "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-EQUIPPED = (
-    "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif %}"
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-
-
-def template(source: str) -> TemplateChat:
-    return TemplateChat(Template(source, name="test"), ["<|end|>", "<|user|>", "<|assistant|>"])
-
-
-class TestTemplates:
-    async def test_that_show_nothing_of_results_are_told_before_anything_is_generated(self) -> None:
-        backend = ScriptedBackend(ULM, chat=SilentChat())
-
-        with pytest.raises(TemplateError, match=r"shows nothing.*'tool'; tell .*role='user'"):
-            await run(calling(), backend)
-
-        assert backend.requests == []
-
-    async def test_that_refuse_the_role_are_quoted(self) -> None:
-        backend = ScriptedBackend(ULM, chat=template(ALTERNATING.replace("'user'", "'tool'")))
-
-        with pytest.raises(TemplateError, match=r"refuses turns of the role 'tool'.*alternate"):
-            await run(calling(), backend)
-
-    async def test_can_be_given_results_as_the_user(self) -> None:
-        backend = ScriptedBackend([ULM, "x"], chat=template(ALTERNATING))
-
-        async def body(s: State) -> str:
-            s.user("Ulm?")
-            await s.call([weather], role="user")
-            with s.assistant():
-                await s.gen()
-            return s.text()
-
-        assert (await run(body, backend)).value == (
-            f'[user]Ulm?[assistant]{ULM}[user]{{"city":"Ulm","days":1}}[assistant]x'
-        )
-
-    async def test_without_either_are_told_so(self) -> None:
-        with pytest.raises(TemplateError, match=r"shows nothing.*'user'; generate the call with"):
-            await run(calling(role="user"), ScriptedBackend(ULM, chat=SilentChat("user")))
-
-    async def test_describe_the_tools_where_they_have_a_place(self) -> None:
-        backend = ScriptedBackend([ULM, "x"], chat=template(EQUIPPED))
-
-        async def body(s: State) -> Any:
-            s.user("Ulm?")
-            await s.call([weather])
-            with s.assistant():
-                await s.gen("answer")
-            return s.meta("answer").prefix_lost, s.text()
-
-        result = await run(body, backend)
-        first, second = (prompt_text(each.prompt) for each in backend.requests)
-
-        assert '"parameters": {"type": "object", "properties": {"city"' in first
-        specs = json.loads(first.split("<tools>")[1].split("</tools>")[0])
-        assert specs["function"]["description"] == "The weather of a city."
-        assert second.startswith(first)
-        assert result.value == (False, second + "x<|end|>")
-        assert result.text() == second + "x<|end|>"
-
-    async def test_are_as_they_were_after_a_call_that_failed(self) -> None:
-        async def body(s: State) -> Any:
-            s.user("Ulm?")
-            with pytest.raises(InvalidOutputError):
-                await s.call([visit])
-            return s.text()
-
-        backend = ScriptedBackend(TWICE, chat=template(EQUIPPED))
-
-        assert (await run(body, backend)).value == "<|user|>Ulm?<|end|>"
-
-    async def test_take_no_tools_that_spell_control_tokens(self) -> None:
-        async def ended() -> None:
-            """Say <|end|>."""
-
-        async def body(s: State) -> None:
-            s.user("Ulm?")
-            await s.call([ended])
-
-        with pytest.raises(TemplateError, match=r"the tools spell the control token '<.end.>'"):
-            await run(body, ScriptedBackend(wrote("ended"), chat=template(EQUIPPED)))
-
-    def test_of_markers_have_no_place_for_tools(self) -> None:
-        chat = MarkerChat("<{role}>", "</>")
-
-        assert chat.with_tools([{"type": "function"}]) is chat
