@@ -108,6 +108,22 @@ class TestACompiledConstraint:
         assert done.finish.enforced == "llguidance"
         assert free.finish.enforced == ""
 
+    async def test_says_that_a_check_follows_and_of_what(self, tiny_model: Path) -> None:
+        distinct = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+        async with new_engine(tiny_model) as engine:
+            form = await engine.compile(distinct)
+            backend = form.path.removesuffix(", final check")
+            done = await engine.generate(PROMPT, constraint=await engine.compile({"const": 1}))
+
+        assert backend in ("llguidance", "xgrammar")
+        assert form.path == form._grammar.path == f"{backend}, final check"
+        assert form.unmasked == ("#: uniqueItems",)
+        assert repr(form).endswith(f", by {form.path}>")
+        assert done.finish.enforced.endswith(", final check")
+        # What the mask lets through and the check does not is no reply either.
+        assert form._grammar.matches((), "[1, 1]")
+        assert [form.accepts(text) for text in ("[1, 2]", "[1, 1]", "[a]")] == [True, False, False]
+
     async def test_shows_a_program_what_enforced_it(self, tiny_model: Path) -> None:
         @program
         async def one(s: State) -> str:

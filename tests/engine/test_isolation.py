@@ -19,7 +19,13 @@ import pytest
 
 from structgen.engine.constraints import BRISK, Constraints
 from structgen.engine.engine import Engine
-from structgen.errors import ConstraintError, DeadlineError, InvalidOutputError, OptionError
+from structgen.errors import (
+    ConstraintError,
+    DeadlineError,
+    GenerationError,
+    InvalidOutputError,
+    OptionError,
+)
 from structgen.grammar.compiler import Grammar, compile_constraint
 from structgen.grammar.matcher import Vocabulary
 from structgen.request import (
@@ -31,7 +37,7 @@ from structgen.request import (
     Regex,
     Structure,
 )
-from structgen.terms import Fixed, Pattern, Repeat, Term
+from structgen.terms import Fixed, Pattern, Repeat, Term, capture, ebnf, regex
 from tests.grammar.derivatives import vocabulary_of
 
 BYTES = vocabulary_of([bytes([byte]) for byte in range(256)])
@@ -361,29 +367,83 @@ class TestABomb:
     async def test_is_served_or_refused_in_time_and_nobody_else_waits(
         self, tiny_model: Path, name: str
     ) -> None:
-        began = time.monotonic()
-        options: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
-        async with Engine(tiny_model, slots=3000, threads=1) as engine:
-            stopped = asyncio.Event()
-            streaming = asyncio.create_task(largest_gap(engine, stopped, options))
-            hurt = asyncio.create_task(most_late(stopped))
-            outcomes = await asyncio.gather(
-                engine.generate(
-                    PROMPT, constraint=BOMBS[name], max_tokens=30, temperature=1.0, seed=1
-                ),
-                return_exceptions=True,
-            )
-            took = time.monotonic() - began
-            stopped.set()
-            gap, late = await streaming, await hurt
+        (outcome,) = await beside_a_stream(tiny_model, BOMBS[name], max_tokens=30)
 
-            assert engine._constraints._stuck == 0
-        (outcome,) = outcomes
         assert isinstance(outcome, Completion | ConstraintError | InvalidOutputError)
         assert len(str(outcome)) < 2000
-        assert took < 10
-        assert gap < 1.0
-        assert late < 0.5
+
+
+AMBIGUOUS: dict[str, Constraint] = {
+    "two and two": Ebnf("root ::= root root | [a-z]"),
+    "two, three and one": Ebnf('root ::= root root root | "a" | root root'),
+    "nothing, too": Ebnf('root ::= "" | root root | "a" root "b" | "a" | "b"'),
+    "captured": Structure(
+        capture("e", ebnf('root ::= root root | "a"')) + capture("f", regex("a*"))
+    ),
+}
+
+
+class TestATextThatCanBeReadInManyWays:
+    """Each character costs more than the one before, so it is the long text that tells."""
+
+    @pytest.mark.parametrize("name", AMBIGUOUS)
+    async def test_ends_its_own_request_when_it_costs_too_much(
+        self, tiny_model: Path, name: str
+    ) -> None:
+        lengths = {"min_tokens": 300, "max_tokens": 300}
+        (outcome,) = await beside_a_stream(tiny_model, AMBIGUOUS[name], **lengths)
+
+        assert type(outcome) is GenerationError
+        assert "the constraint could not be followed any further" in str(outcome)
+
+    async def test_has_its_captures_found_while_others_are_served(self, tiny_model: Path) -> None:
+        lengths = {"min_tokens": 80, "max_tokens": 80}
+        terms = AMBIGUOUS["captured"]
+        outcomes = await beside_a_stream(tiny_model, *[terms] * 4, **lengths)
+
+        for outcome in outcomes:
+            assert isinstance(outcome, Completion)
+            assert outcome.finish.captures == (("e", outcome.text), ("f", ""))
+            assert set(outcome.text) == {"a"}
+
+    def test_costs_no_more_than_its_limits_wherever_it_is_read(self) -> None:
+        grammar = compile_constraint(AMBIGUOUS["captured"], BYTES)
+        costs: list[float] = []
+        for asked in (grammar.captures, grammar.accepts):
+            began = time.thread_time()
+            with pytest.raises(GenerationError, match="could not be followed any further"):
+                asked("a" * 1000)
+            costs.append(time.thread_time() - began)
+
+        assert max(costs) < 3
+
+
+async def beside_a_stream(
+    model: Path, *constraints: Constraint, **lengths: Any
+) -> list[Completion | BaseException]:
+    """What became of requests with these constraints, while another was to notice nothing."""
+    began = time.monotonic()
+    options: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    async with Engine(model, slots=8000, threads=1) as engine:
+        stopped = asyncio.Event()
+        streaming = asyncio.create_task(largest_gap(engine, stopped, options))
+        hurt = asyncio.create_task(most_late(stopped))
+        outcomes = await asyncio.gather(
+            *(
+                engine.generate(PROMPT, constraint=each, temperature=1.0, seed=seed, **lengths)
+                for seed, each in enumerate(constraints, start=1)
+            ),
+            return_exceptions=True,
+        )
+        took = time.monotonic() - began
+        stopped.set()
+        gap, late = await streaming, await hurt
+
+        assert engine._constraints._stuck == 0
+    assert took < 10
+    assert gap < 1.0
+    assert late < 0.5
+    return outcomes
 
 
 async def largest_gap(engine: Engine, stopped: asyncio.Event, options: dict[str, Any]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 
 import pytest
 
@@ -39,6 +40,25 @@ async def read(mailbox: Mailbox) -> list[str]:
     while (found := await mailbox.take()) is not None:
         texts.append(found.text)
     return texts
+
+
+class Finding:
+    """Finds all of a text, once it is let go; or raises."""
+
+    def __init__(self, error: GenerationError | None = None) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.texts: list[str] = []
+        self.threads: set[threading.Thread] = set()
+        self._error = error
+
+    def captures(self, text: str) -> tuple[tuple[str, str], ...]:
+        self.texts.append(text)
+        self.threads.add(threading.current_thread())
+        self.begun.set()
+        if self._error is not None:
+            raise self._error
+        assert self.go.wait(10)
+        return (("all", text),)
 
 
 async def settle() -> None:
@@ -132,6 +152,40 @@ class TestAMailbox:
         await asyncio.wait([reader])
 
         assert await read(mailbox) == ["a"]
+
+    async def test_keeps_the_end_when_its_reader_leaves_while_captures_are_found(self) -> None:
+        finder = Finding()
+        mailbox = Mailbox()
+        mailbox.finder = finder
+        mailbox.push(delta("ab"))
+        mailbox.push(Delta(request=1, text="c", finish=Finish(reason="stop", complete=True)))
+        await mailbox.take()
+        reader = asyncio.create_task(mailbox.take())
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(finder.begun.wait)
+        with pytest.raises(GenerationError, match="read it from one task"):
+            await mailbox.take()
+        reader.cancel()
+        await asyncio.wait([reader])  # though the thread goes on
+        finder.go.set()
+        last = await mailbox.take()
+
+        assert reader.cancelled()
+        assert finder.texts == ["abc", "abc"]
+        assert threading.current_thread() not in finder.threads
+        assert last is not None
+        assert last.finish is not None
+        assert last.finish.captures == (("all", "abc"),)
+        assert await mailbox.take() is None
+
+    async def test_ends_by_the_error_of_captures_that_cannot_be_found(self) -> None:
+        mailbox = Mailbox()
+        mailbox.finder = Finding(GenerationError("too many ways"))
+        mailbox.push(Delta(request=1, text="c", finish=Finish(reason="stop", complete=True)))
+
+        for _ in range(2):
+            with pytest.raises(GenerationError, match="too many ways"):
+                await mailbox.take()
 
     async def test_refuses_a_second_reader_instead_of_losing_the_first(self) -> None:
         mailbox = Mailbox()

@@ -48,6 +48,7 @@ class Compiled:
     def accepts(self, text: str) -> bool:
         """Whether a reply with exactly this text could be decoded and delivered as complete.
 
-        Takes some milliseconds for each 1,000 characters, in the caller's thread.
+        Takes some milliseconds for each 1,000 characters, in the caller's thread. Raises
+        `GenerationError` for a text that the constraint can match in too many ways to follow them.
         """
         return self._grammar.accepts(text)

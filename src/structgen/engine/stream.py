@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 
+import anyio.to_thread
 import msgspec
 
 from structgen.errors import GenerationError, StructgenError
@@ -38,6 +39,7 @@ class Mailbox:
         self._deltas: deque[Delta] = deque()
         self._error: StructgenError | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._reading = False
 
     def push(self, delta: Delta) -> None:
         """Add a delta; the one that carries `finish` is the last."""
@@ -57,8 +59,15 @@ class Mailbox:
 
     async def take(self) -> Delta | None:
         """The next delta, None after the last. Raises the error that ended the stream."""
-        if self._reader is not None:
+        if self._reading:
             raise GenerationError("this stream is being read already; read it from one task")
+        self._reading = True
+        try:
+            return await self._next()
+        finally:
+            self._reading = False
+
+    async def _next(self) -> Delta | None:
         while not self._deltas:
             if self._error is not None:
                 raise self._error
@@ -69,18 +78,29 @@ class Mailbox:
                 await self._reader
             finally:
                 self._reader = None
-        delta = self._deltas.popleft()
-        return delta if self.finder is None else self._with_captures(delta, self.finder)
+        delta = self._deltas[0]
+        if self.finder is not None:
+            delta = await self._with_captures(delta, self.finder)
+        # Only now: a reader that was cancelled before has taken nothing.
+        self._deltas.popleft()
+        return delta
 
-    def _with_captures(self, delta: Delta, finder: Finder) -> Delta:
+    async def _with_captures(self, delta: Delta, finder: Finder) -> Delta:
         """The delta, which says what was captured if it is the last one of a complete output.
 
-        Asked for by the reader: what it takes is none of the loop's time.
+        Asked for by the reader, and found in a thread: where a text can be read in many ways it
+        takes long. A reader that is cancelled does not wait for it.
         """
-        self._text.append(delta.text)
         if delta.finish is None or not delta.finish.complete:
+            self._text.append(delta.text)
             return delta
-        captures = finder.captures("".join(self._text))
+        text = "".join([*self._text, delta.text])
+        try:
+            captures = await anyio.to_thread.run_sync(finder.captures, text, abandon_on_cancel=True)
+        except StructgenError as error:
+            self._deltas.popleft()
+            self._error = error
+            raise
         finish = msgspec.structs.replace(delta.finish, captures=captures)
         return msgspec.structs.replace(delta, finish=finish)
 

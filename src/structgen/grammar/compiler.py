@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from structgen.errors import ConstraintError, GenerationError
 from structgen.grammar import ebnf, schema, structure
 from structgen.grammar.dialect import Expression, from_choice, from_regex
 from structgen.grammar.gate import laid_out
-from structgen.grammar.matcher import GuidanceMatcher, Vocabulary
+from structgen.grammar.matcher import LIMITS, WIDE_LIMITS, GuidanceMatcher, Vocabulary
 from structgen.grammar.source import Source
 from structgen.grammar.xgrammar_matcher import Automaton, Compiler, XgrammarMatcher
 from structgen.request import Choice, Constraint, Ebnf, JsonSchema, Regex, Structure
@@ -65,13 +65,17 @@ class Grammar:
         return None if self.source.judge is None else self.source.judge.fault(text)
 
     def accepts(self, text: str) -> bool:
-        """Whether an output with exactly this text can be decoded, and is then delivered."""
+        """Whether an output with exactly this text can be decoded, and is then delivered.
+
+        Raises `GenerationError` if the backend has to give up.
+        """
         return self.matches((), text) and self.fault(text) is None
 
     def captures(self, text: str) -> tuple[tuple[str, str], ...]:
         """(name, text) of each capture of a term in a whole output; see `Finish.captures`.
 
-        Raises `ConstraintError` for a text that does not fit.
+        Raises `ConstraintError` for a text that does not fit, `GenerationError` if the backend has
+        to give up.
         """
         return () if self.source.finder is None else self.source.finder.captures(text)
 
@@ -142,7 +146,7 @@ def _start(source: Source, vocabulary: Vocabulary) -> LLMatcher | Automaton:
         vocabulary.backend,
         LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{source.lark}'),
         log_level=0,
-        limits=LLParserLimits(verbose_errors=False),
+        limits=LIMITS if source.judge is None else WIDE_LIMITS,  # a judge is there for JSON
     )
     if state.is_error():
         reason = state.get_error().strip().partition("\n")[0]

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from structgen.errors import GenerationError
@@ -27,6 +27,16 @@ Mask = NDArray[np.int32]
 Derived = TypeVar("Derived")
 
 MOST_FORCED = 512  # bytes looked ahead at once
+
+# What one mask or one token may cost, because the event loop waits for it. The backend looks for
+# each item that it adds among those of its row, and a text that can be read in many ways makes the
+# rows grow with its length: without these, a mask of `root ::= root root | [a-z]` takes 130 ms
+# after 200 tokens. With them 20 ms at most; a mask of Python among 49,000 tokens has some 3,000
+# items and takes 1 ms.
+LIMITS = LLParserLimits(max_items_in_row=500, step_max_items=5_000, verbose_errors=False)
+# JSON has its brackets where a value begins and ends, so its rows grow with the schema - 500 keys
+# that may come next are 500 items, each looked for once - and hardly with the text.
+WIDE_LIMITS = LLParserLimits(verbose_errors=False)
 
 # Where a pattern allows all texts of one of these, its tokens are allowed without a look at each of
 # them: for `[a-z ]{400}` a mask takes 50 us and not 650.

@@ -25,7 +25,7 @@ from llguidance import LLMatcher
 
 from structgen import terms
 from structgen.errors import ConstraintError
-from structgen.grammar.matcher import GuidanceMatcher, Vocabulary
+from structgen.grammar.matcher import LIMITS, GuidanceMatcher, Vocabulary
 from structgen.grammar.outline import bare, flat, is_plain
 from structgen.grammar.source import Judge
 from structgen.terms import Capture, Either, Fixed, Json, Repeat, Term
@@ -74,7 +74,7 @@ class Fitting:
     def __init__(self, lark: str, name: str) -> None:
         """Raises `ConstraintError` if the backend does not take the grammar."""
         grammar = LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{lark}')
-        self._state = LLMatcher(_bytes().backend, grammar, log_level=0)
+        self._state = LLMatcher(_bytes().backend, grammar, log_level=0, limits=LIMITS)
         if self._state.is_error():
             reason = self._state.get_error().strip().partition("\n")[0]
             raise ConstraintError(f"{name}: {reason}; a simpler one may do")
