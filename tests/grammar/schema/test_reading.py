@@ -107,6 +107,19 @@ class TestARefusal:
             relaxed("{}", separators)
 
 
+def tower(levels: int) -> dict[str, Any]:
+    """References to references, two each, under a keyword that asks what they evaluate."""
+    defs: dict[str, Any] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)
+    }
+    last = {"properties": {"a": {"type": "integer"}}}
+    return {
+        "$ref": "#/$defs/d0",
+        "unevaluatedProperties": False,
+        "$defs": defs | {f"d{levels}": last},
+    }
+
+
 CLOSED = {"$ref": "#", "unevaluatedProperties": False}
 BY_ANCHOR = {"$dynamicRef": "#n", "unevaluatedProperties": False}
 INTEGER = {"type": "integer"}
@@ -154,6 +167,22 @@ class TestASchemaInItself:
 
         assert judge.fault(json.dumps(good)) is None
         assert judge.fault(json.dumps(bad)) is not None
+
+
+class TestWhatATowerEvaluates:
+    def test_is_known_of_a_low_one(self) -> None:
+        judge = relaxed(json.dumps(tower(6))).judge
+
+        assert judge.fault('{"a": 1}') is None
+        assert judge.fault('{"b": 1}') is not None
+
+    @pytest.mark.parametrize("levels", [12, 40])
+    def test_is_refused_of_a_high_one_at_once(self, levels: int) -> None:
+        began = time.thread_time()
+        with pytest.raises(ConstraintError, match="ways through references; close the objects"):
+            relaxed(json.dumps(tower(levels)))
+
+        assert time.thread_time() - began < 0.5
 
 
 class TestWhatIsNoSchema:

@@ -35,7 +35,8 @@ class Effort:
         """Visits of any one place are counted at once, where the schema is no part of itself."""
         self._bundle = bundle
         self._unrolled: dict[str, float] = {}
-        self._evaluating = any(map(_evaluates, (bundle.root, *bundle.defs.values())))
+        whole = (bundle.root, *bundle.defs.values())
+        self._evaluating = any(True for each in whole for _ in _evaluating(each))
         self._most = self._size(bundle.root, ())
 
     def within(self, most: int, value: Json, length: int | None = None) -> bool:
@@ -75,6 +76,37 @@ class Effort:
         if name not in self._unrolled:
             self._unrolled[name] = self._size(self._bundle.defs[name], (*inside, name))
         return self._unrolled[name]
+
+
+class Unrolled:
+    """Counts the steps that a validator takes while it is built: for `unevaluated...` it follows
+    all ways through references that lead to what is evaluated."""
+
+    def __init__(self, bundle: Bundle, most: int) -> None:
+        self._bundle, self._most = bundle, most
+        self._steps = 0
+
+    def is_short(self) -> bool:
+        """Whether there are so many steps at most."""
+        whole = (self._bundle.root, *self._bundle.defs.values())
+        try:
+            for schema in (found for each in whole for found in _evaluating(each)):
+                self._follow(schema, frozenset())
+        except (OverflowError, RecursionError):
+            return False
+        return True
+
+    def _follow(self, schema: Json, inside: frozenset[str]) -> None:
+        if not isinstance(schema, dict):
+            return
+        self._steps += 1
+        if self._steps > self._most:
+            raise OverflowError
+        for each in (*_beside(schema, evaluating=True), *_dependent(schema)):
+            self._follow(each, inside)
+        for name in _referred(schema, self._bundle):
+            if name not in inside:
+                self._follow(self._bundle.defs[name], inside | {name})
 
 
 class _Count:
@@ -143,11 +175,12 @@ def _referred(schema: dict[str, Json], bundle: Bundle) -> Iterator[str]:
         yield from sorted(bundle.dynamic[reference])
 
 
-def _evaluates(schema: Json) -> bool:
-    """Whether what was evaluated is asked for anywhere in a schema."""
+def _evaluating(schema: Json) -> Iterator[dict[str, Json]]:
+    """The schemas in a schema that ask what was evaluated."""
     if isinstance(schema, dict) and any(keyword in schema for keyword in _BELOW_UNEVALUATED):
-        return True
-    return any(_evaluates(each) for _, each in inner(schema))
+        yield schema
+    for _, each in inner(schema):
+        yield from _evaluating(each)
 
 
 def _beside(schema: dict[str, Json], *, evaluating: bool) -> Iterator[Json]:

@@ -1,4 +1,4 @@
-"""Reading a JSON Schema: its limits, its draft, whether it is one, and its validator.
+"""Reading a JSON Schema: its limits, its draft, whether it is one; and making its validator.
 
 Holds  nothing is fetched from anywhere; what is not a schema of its draft is refused with its path.
 Used   by `relaxing`.
@@ -75,11 +75,10 @@ _CLOSING = frozenset(
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A schema that is one of its draft, and its validator."""
+    """A schema that is one of its draft."""
 
     root: Json
     draft: Draft
-    validator: jsonschema_rs.Validator
 
 
 def read(schema: str) -> Document:
@@ -111,8 +110,7 @@ def read(schema: str) -> Document:
         raise refusal("", "it accepts nothing; write what is to be generated")
     if isinstance(root, dict) and not _declared(root):
         root = _without_old_forms(root)
-    draft = _draft_of(root)
-    return Document(root, draft, _validator(root, draft))
+    return Document(root, _draft_of(root))
 
 
 def refusal(path: str, reason: str) -> ConstraintError:
@@ -281,7 +279,12 @@ def _declared(root: dict[str, Any]) -> re.Match[str] | None:
     return _ADDRESS.fullmatch(declared) if isinstance(declared, str) else None
 
 
-def _validator(root: Json, draft: Draft) -> jsonschema_rs.Validator:
+def validator_of(document: Document) -> jsonschema_rs.Validator:
+    """The validator of a schema. Raises `ConstraintError` for patterns that it does not know.
+
+    Takes time without end for some schemas; see `effort`.
+    """
+    root, draft = document.root, document.draft
     schema = root if isinstance(root, bool) else {**root, "$schema": ADDRESSES[draft]}
     try:
         return _VALIDATORS[draft](

@@ -15,11 +15,11 @@ import msgspec
 from structgen.grammar.gate import closed
 from structgen.grammar.schema.algebra import is_canonical
 from structgen.grammar.schema.bundling import Bundle, bundle
-from structgen.grammar.schema.effort import Effort
+from structgen.grammar.schema.effort import Effort, Unrolled
 from structgen.grammar.schema.judging import JsonJudge
 from structgen.grammar.schema.keywords import Json
 from structgen.grammar.schema.layout import layout
-from structgen.grammar.schema.reading import check_satisfiable, read, refusal
+from structgen.grammar.schema.reading import check_satisfiable, read, refusal, validator_of
 from structgen.grammar.schema.settling import Settled
 from structgen.grammar.schema.weakening import Weakening
 from structgen.grammar.source import Judge, Source
@@ -27,6 +27,7 @@ from structgen.request import JsonSchema
 
 MOST_GROWTH = 3.0  # by what says it more exactly
 SMALL = 3_000  # characters, whatever it was before
+MOST_STEPS = 1_000  # of a validator that is built: some 100 us each, under the interpreter lock
 
 
 class Relaxed(msgspec.Struct, frozen=True):
@@ -53,6 +54,13 @@ def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
     options = layout(separators)
     document = read(schema)
     bundled = bundle(document)
+    if not Unrolled(bundled, MOST_STEPS).is_short():
+        raise refusal(
+            "",
+            f"unevaluatedProperties or unevaluatedItems over more than {MOST_STEPS:,} ways through "
+            "references; close the objects themselves with additionalProperties",
+        )
+    validator = validator_of(document)
     if not bundled.dynamic and is_canonical(bundled.root, bundled.defs):
         check_satisfiable(document)
     if not bundled.ends:
@@ -63,7 +71,7 @@ def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
     settled = Settled(root, defs, bundled.paths, options)
     text = settled.settle()
     unmasked = tuple(walk.notes | settled.notes)
-    judge = JsonJudge(document.validator, Effort(bundled))
+    judge = JsonJudge(validator, Effort(bundled))
     return Relaxed(text, judge, unmasked, closed(document.root))
 
 
