@@ -334,6 +334,20 @@ BOMBS: dict[str, Constraint] = {
     "allOf, 2 to the 30": JsonSchema(shared(30, "allOf", 2)),
     "tuples, 4 to the 40": JsonSchema(shared(40, "prefixItems", 4)),
     "a large divisor": JsonSchema('{"type": "integer", "multipleOf": 999999937}'),
+    "many divisors": JsonSchema(
+        {"properties": {f"k{n}": {"type": "integer", "multipleOf": 9967 - n} for n in range(12)}}
+    ),
+    "oneOf of wide objects": JsonSchema(
+        {
+            "oneOf": [
+                {
+                    "properties": {f"k{n}_{m}": {"type": "integer"} for m in range(30)},
+                    "required": [f"k{n}_0"],
+                }
+                for n in range(44)
+            ]
+        }
+    ),
     "values that are objects": JsonSchema({"enum": [{"a": n, "b": [n]} for n in range(9000)]}),
     "alternatives that are objects": JsonSchema(
         {"anyOf": [{"properties": {"k": {"const": n}}, "required": ["k"]} for n in range(4500)]}

@@ -195,6 +195,26 @@ class TestCharactersWithoutATokenOfTheirs:
         assert grammar.matches([0, 1, 1])
 
 
+class TestARuleThatIsItsOwnBeginningOrEnd:
+    @pytest.mark.parametrize(
+        ("grammar", "accept", "reject"),
+        [
+            ("root ::= [a-z] root | [a-z]", ["a", "b" * 3000], ["", "b" * 3000 + "1"]),
+            ("root ::= root [a-z] | [a-z]", ["a", "b" * 3000], ["", "b" * 3000 + "1"]),
+            ('root ::= "(" c ")"\nc ::= [a-z] c | ""', ["()", f"({'a' * 3000})"], ["(", "(a"]),
+            ('root ::= "a" root | "b" root | "c"', ["c", "ab" * 1500 + "c"], ["ab", "cc"]),
+            ('root ::= root | "a" root | ""', ["", "aaa"], ["b"]),
+            ('root ::= "a" root "b" | root "c" | "d"', ["adb", "dc", "adcbc"], ["ad", "cd"]),
+            ('root ::= root "a" | "b" root | "c"', ["c", "bbca", "bca"], ["acb", "b"]),
+        ],
+    )
+    def test_is_followed_however_long_the_text_is(
+        self, grammar: str, accept: list[str], reject: list[str]
+    ) -> None:
+        assert accepted(grammar, accept) == [True] * len(accept)
+        assert accepted(grammar, reject) == [False] * len(reject)
+
+
 class TestAGrammarWithoutShortTexts:
     def test_is_refused_however_few_rules_it_has(self) -> None:
         rules = "\n".join(f"r{n} ::= r{n + 1} r{n + 1} r{n + 1} r{n + 1}" for n in range(40))

@@ -6,7 +6,7 @@ Used   by `structure`.
 
 from __future__ import annotations
 
-from structgen.grammar.characters import OPS, PARSER, Item, Ranges, intersection, matched
+from structgen.grammar.characters import OPS, PARSER, Item, Ranges, inside, intersection, matched
 from structgen.grammar.dialect import from_regex
 from structgen.grammar.form.tree import BLANK, Form, anything, either, join, repeat
 
@@ -27,8 +27,7 @@ def _item(item: Item, flags: int, spelled: Ranges) -> Form:
     if op in {OPS.LITERAL, OPS.NOT_LITERAL, OPS.ANY, OPS.IN}:
         return anything(intersection(matched(op, argument, flags), spelled))
     if op is OPS.SUBPATTERN:
-        _, added, removed, inside = argument
-        return _row(list(inside), (flags | added) & ~removed, spelled)
+        return _row(list(argument[3]), inside(flags, argument), spelled)
     if op is OPS.BRANCH:
         return either(_row(list(each), flags, spelled) for each in argument[1])
     if op in {OPS.MAX_REPEAT, OPS.MIN_REPEAT}:

@@ -39,6 +39,7 @@ from structgen.grammar.form.tree import (
     parts_of,
     replaced,
     rules_in,
+    unrolled,
 )
 from structgen.grammar.form.writing import written
 
@@ -263,8 +264,8 @@ class _Measure(msgspec.Struct, frozen=True, gc=False):
 
 def _in_place(rules: Mapping[str, Form]) -> dict[str, Form]:
     """The rules, with those that are not recursive put in the place of their names."""
-    found = dict(rules)
-    waiting = {name: set(rules_in(form)) for name, form in rules.items()}
+    found = {name: unrolled(name, form) for name, form in rules.items()}
+    waiting = {name: set(rules_in(form)) for name, form in found.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, needed in waiting.items():
         for other in needed:

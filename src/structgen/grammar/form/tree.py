@@ -198,3 +198,25 @@ def replaced(form: Form, rules: Mapping[str, Form]) -> Form:
             return repeat(replaced(part, rules), least, most)
         case _:
             return form
+
+
+def unrolled(name: str, form: Form) -> Form:
+    """What a rule says, without the rule itself where that is first or last: as a repeat.
+
+    `a ::= "x" a | "y"` is `"x"* "y"`, and `a ::= a "x" | "y"` is `"y" "x"*`: the same texts. Of the
+    rule the backend would keep all that are begun and not ended: more with every character.
+    """
+    itself = Rule(name)
+    options = form.options if isinstance(form, Either) else (form,)
+    for last in (True, False):
+        again, ends = [], []
+        for option in options:
+            parts = option.parts if isinstance(option, Join) else (option,)
+            if parts and parts[-1 if last else 0] == itself:
+                again.append(join(parts[:-1] if last else parts[1:]))
+            else:
+                ends.append(option)
+        if again and not any(name in rules_in(each) for each in (*again, *ends)):
+            repeated = repeat(either(again), 0, None)
+            return join((repeated, either(ends)) if last else (either(ends), repeated))
+    return form
