@@ -92,7 +92,8 @@ def live_threads() -> set[threading.Thread]:
 
 
 async def meet_all_shapes(engine: Engine) -> None:
-    """Compute each number of rows that a step may have once: oneDNN keeps something for each."""
+    """Compute each number of rows that a step may have once: oneDNN keeps something for each; and
+    a step of all clients with long contexts: attention keeps the room that it gathers these in."""
     most, choose = engine.config.chunk_size, random.Random(0)
 
     async def once(length: int, new: int) -> None:
@@ -104,6 +105,8 @@ async def meet_all_shapes(engine: Engine) -> None:
     for clients in sorted({padded_rows(count) for count in range(1, CLIENTS + 1)}):
         # Rows that decode come on top of a chunk, and each of them needs logits.
         await asyncio.gather(*(once(4, 4) for _ in range(clients - 1)), once(2 * most, 1))
+    longest = engine.statistics().slots_total // CLIENTS - 16
+    await asyncio.gather(*(once(longest, 8) for _ in range(CLIENTS)))
 
 
 @pytest.mark.soak
