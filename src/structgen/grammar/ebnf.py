@@ -11,8 +11,8 @@ Used   by `compiler`, and by `structure` for rules inside of larger forms.
     name ::= [a-z_] [a-z0-9_]{0,30}                           # counts: * + ? {2} {2,} {,3} {2,3}
 
 Texts stand in "..." or '...', classes in [...] and [^...]; in both, `\n \t \r`, `\xhh`, `\uhhhh`,
-`\Uhhhhhhhh`, and a backslash before any sign. A rule ends where the next one begins, may have
-several lines, and may be recursive, also from the left.
+`\Uhhhhhhhh`, and a backslash before any other sign that is no letter or digit. A rule ends where
+the next one begins, may have several lines, and may be recursive, also from the left.
 
 The notation is that of llama.cpp (GBNF) and xgrammar, without their extensions.
 """

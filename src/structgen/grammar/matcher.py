@@ -9,6 +9,7 @@ Used   by `core`, which asks for one mask a step and says which token was drawn.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -169,6 +170,12 @@ class Vocabulary:
     def at_hand(self, make: Callable[[Vocabulary], Derived]) -> Derived | None:
         """The same if it has been made already, None if not."""
         return self._derived.get(make)
+
+
+@functools.cache
+def byte_vocabulary() -> Vocabulary:
+    """One token a byte: for texts that no model wrote."""
+    return Vocabulary([bytes([byte]) for byte in range(256)], (), 256)
 
 
 def _spelled(tokens: Sequence[bytes]) -> Ranges:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Protocol
 
 import msgspec
@@ -25,7 +24,7 @@ from llguidance import LLMatcher
 
 from structgen import terms
 from structgen.errors import ConstraintError
-from structgen.grammar.matcher import LIMITS, GuidanceMatcher, Vocabulary
+from structgen.grammar.matcher import LIMITS, GuidanceMatcher, byte_vocabulary
 from structgen.grammar.outline import bare, flat, is_plain
 from structgen.grammar.source import Judge
 from structgen.terms import Capture, Either, Fixed, Json, Repeat, Term
@@ -74,14 +73,14 @@ class Fitting:
     def __init__(self, lark: str, name: str) -> None:
         """Raises `ConstraintError` if the backend does not take the grammar."""
         grammar = LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{lark}')
-        self._state = LLMatcher(_bytes().backend, grammar, log_level=0, limits=LIMITS)
+        self._state = LLMatcher(byte_vocabulary().backend, grammar, log_level=0, limits=LIMITS)
         if self._state.is_error():
             reason = self._state.get_error().strip().partition("\n")[0]
             raise ConstraintError(f"{name}: {reason}; a simpler one may do")
 
     def ends(self, text: str, at: int) -> Sequence[int]:
         """See `Part`."""
-        matcher = GuidanceMatcher(self._state.deep_copy(), _bytes())
+        matcher = GuidanceMatcher(self._state.deep_copy(), byte_vocabulary())
         found = [at] if matcher.complete else []
         for place in range(at, len(text)):
             data = text[place].encode()
@@ -105,12 +104,6 @@ class Checked:
         except (ValueError, RecursionError):
             return ()
         return (end,)
-
-
-@cache
-def _bytes() -> Vocabulary:
-    """Texts byte by byte."""
-    return Vocabulary([bytes([byte]) for byte in range(256)], (), 256)
 
 
 # ---------------------------------------------------------------- steps

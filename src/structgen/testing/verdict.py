@@ -9,12 +9,12 @@ Used   by the scripted backend, in tests: a grammar is compiled at once, on the 
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from structgen.errors import ConstraintError, UnsupportedError
 from structgen.grammar.automaton import automaton_of
 from structgen.grammar.compiler import Grammar, compile_constraint
-from structgen.grammar.matcher import Vocabulary
+from structgen.grammar.matcher import byte_vocabulary
 from structgen.options import in_words
 from structgen.request import Constraint, Request
 
@@ -102,9 +102,4 @@ def _grammar_of(constraint: Constraint) -> Grammar:
 
 @lru_cache(maxsize=MOST_KEPT)
 def _compiled(constraint: Constraint) -> Grammar:
-    return compile_constraint(constraint, _bytes())
-
-
-@cache
-def _bytes() -> Vocabulary:
-    return Vocabulary([bytes([byte]) for byte in range(256)], (), 256)
+    return compile_constraint(constraint, byte_vocabulary())
