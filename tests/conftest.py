@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import compileall
+import shutil
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from zlib import crc32
 
 import pytest
 
+import structgen
 from structgen.engine.constraints import vocabulary_of
 from structgen.errors import ModelError
 from structgen.models.checkpoint import open_checkpoint
@@ -44,6 +47,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = crc32(metafunc.function.__qualname__.encode()) % len(LOOPS)
     loops = LOOPS if path.stem in ON_ALL_LOOPS else LOOPS[chosen : chosen + 1]
     metafunc.parametrize("anyio_backend", loops, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for PYTHONPATH with the package as pip installs it: with its bytecode.
+
+    What a process of its own is timed with, whether or not Python may leave bytecode here.
+    """
+    folder = tmp_path_factory.mktemp("installed")
+    source = Path(structgen.__file__).parent
+    package = folder / source.name
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    assert compileall.compile_dir(package, quiet=1)
+    return folder
 
 
 @pytest.fixture(scope="session")

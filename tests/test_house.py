@@ -14,6 +14,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "structgen"
 FILES = sorted(SOURCE.rglob("*.py"))
+TESTS = Path(__file__).parent
 FOLDERS = sorted({path.parent for path in FILES})
 
 # A room imports only rooms on lower floors, and itself. `""` is the package: what users import.
@@ -218,6 +219,28 @@ class TestEveryFolder:
         assert len(folder.relative_to(SOURCE).parts) <= 2
 
 
+class TestTheTests:
+    @staticmethod
+    def spelled(path: Path) -> Iterator[ast.Call]:
+        """The parametrizations whose values give the tests their names."""
+        calls = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call))
+        for call in calls:
+            named = any(keyword.arg == "ids" for keyword in call.keywords)
+            if named and getattr(call.func, "attr", "") == "parametrize":
+                yield call
+
+    def test_have_the_same_names_in_every_process(self) -> None:
+        """A set of strings has another order in each; workers then disagree on what there is."""
+        found = [
+            f"{path.name}:{node.lineno}"
+            for path in sorted(TESTS.rglob("*.py"))
+            for call in self.spelled(path)
+            for node in ast.walk(call.args[1])
+            if isinstance(node, ast.SetComp) or (isinstance(node, ast.Set) and len(node.elts) > 1)
+        ]
+        assert found == []
+
+
 class TestTheErrors:
     def test_are_all_drawn_in_the_tree(self) -> None:
         module = tree(SOURCE / "errors.py")
@@ -235,21 +258,16 @@ class TestImportingThePackage:
         "print(time.process_time() - before, *sorted(m.split('.')[0] for m in sys.modules))\n"
     )
 
-    @pytest.fixture
-    def environment(self, tmp_path: Path) -> dict[str, str]:
-        """One in which bytecode is kept, as it is for users, whatever is said of it here."""
-        kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        return {**kept, "PYTHONPYCACHEPREFIX": str(tmp_path)}
-
-    def seconds_and_modules(self, environment: dict[str, str]) -> tuple[float, set[str]]:
+    def seconds_and_modules(self, installed: Path) -> tuple[float, set[str]]:
         command = [sys.executable, "-c", self.SCRIPT]
+        environment = {**os.environ, "PYTHONPATH": str(installed)}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         seconds, *modules = done.stdout.split()
         return float(seconds), set(modules)
 
-    def test_loads_no_torch(self, environment: dict[str, str]) -> None:
-        assert self.seconds_and_modules(environment)[1] & TORCH == set()
+    def test_loads_no_torch(self, installed: Path) -> None:
+        assert self.seconds_and_modules(installed)[1] & TORCH == set()
 
-    def test_takes_less_than_a_third_of_a_second(self, environment: dict[str, str]) -> None:
-        # The least of four: the first one has to compile, and the machine may be busy.
-        assert min(self.seconds_and_modules(environment)[0] for _ in range(4)) < 0.3
+    def test_takes_less_than_a_third_of_a_second(self, installed: Path) -> None:
+        # The least of four: the machine may be busy.
+        assert min(self.seconds_and_modules(installed)[0] for _ in range(4)) < 0.3

@@ -153,7 +153,7 @@ class TestAConstraint:
         with pytest.raises(ConstraintError, match=r"complex.*has no JSON schema"):
             request_from(PROMPT, {"json_schema": complex})
 
-    @pytest.mark.parametrize("options", [5, "abc", b"abc", None, ("a", 5), {"a", "b"}], ids=str)
+    @pytest.mark.parametrize("options", [5, "abc", b"abc", None, ("a", 5), {"one"}], ids=str)
     def test_that_chooses_takes_a_sequence_of_strings(self, options: Any) -> None:
         message = r"^choices: expected a sequence of strings, got .*; write Choice\(\[\"yes\", "
         with pytest.raises(ConstraintError, match=message):
