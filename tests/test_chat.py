@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from structgen.chat import Message, Turn, turns_from
+from structgen.chat import CHATML, Message, Turn, turns_from
 from structgen.errors import TemplateError
 from structgen.request import Text
 
@@ -30,3 +30,12 @@ class TestMessages:
     def test_of_another_kind_are_refused(self, messages: list[Any], why: str) -> None:
         with pytest.raises(TemplateError, match=why):
             turns_from(messages)
+
+
+class TestMarkers:
+    def test_have_no_variables(self) -> None:
+        with pytest.raises(TemplateError, match="markers and has no variable 'enable_thinking'"):
+            CHATML.with_variables({"enable_thinking": False})
+
+    def test_are_the_same_without_any(self) -> None:
+        assert CHATML.with_variables({}) is CHATML

@@ -77,6 +77,14 @@ class Chat(Protocol):
         """
         ...
 
+    def with_variables(self, variables: Mapping[str, Any]) -> Chat:
+        """This chat with values for variables of its template, such as `enable_thinking`.
+
+        Raises `TemplateError` for a variable that the template does not read, for one that is not
+        the caller's to set, and for values that spell control tokens.
+        """
+        ...
+
 
 class MarkerChat:
     """A chat whose markup is the same for each role: `{open}{content}{close}`."""
@@ -106,6 +114,14 @@ class MarkerChat:
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> Self:
         """Markers have no place for tools."""
         del tools
+        return self
+
+    def with_variables(self, variables: Mapping[str, Any]) -> Self:
+        """Markers have no variables. Raises `TemplateError` for any."""
+        for name in variables:
+            raise TemplateError(
+                f"this chat is made of markers and has no variable {name!r}; leave it out"
+            )
         return self
 
 

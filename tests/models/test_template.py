@@ -432,3 +432,55 @@ class TestRandomChats:
         expected = iter(control_in(chat(source).render(harmless_like(turns)).parts))
         assert all(spelling in expected for spelling in control_in(rendering.parts))
         assert len(rendering.starts) == len(turns)
+
+
+class TestVariables:
+    SOURCE = (
+        "{% if thinking is not defined %}{% set thinking = false %}{% endif %}"
+        "{% macro dated() %}{{ date_string }}{% endmacro %}{{ dated() }}{{ bos_token }}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking %}!{% endif %}"
+        "{% if tools %}{{ range(3) | list }}{% endif %}"
+    )
+
+    def test_are_what_the_template_reads_and_is_not_given(self) -> None:
+        assert chat(self.SOURCE).template.reads == {"thinking", "date_string"}
+
+    def test_are_seen_by_the_template(self) -> None:
+        found = chat(self.SOURCE).with_variables({"date_string": "May", "thinking": True})
+
+        assert prompt_text(found.render([user("hi")]).parts) == "May<s>hi!"
+        assert prompt_text(chat(self.SOURCE).render([user("hi")]).parts) == "<s>hi"
+
+    def test_can_be_set_again(self) -> None:
+        found = chat(self.SOURCE).with_variables({"date_string": "May"})
+
+        again = found.with_tools([]).with_variables({"date_string": "June"})
+
+        assert prompt_text(again.render([user("hi")]).parts) == "June<s>hi"
+
+    @pytest.mark.parametrize(
+        ("variables", "why"),
+        [
+            (
+                {"thinkin": True},
+                r"x.jinja does not read the variable 'thinkin' \(did you mean thin",
+            ),
+            ({"enable": True}, "variable 'enable'; it reads date_string, thinking"),
+            *(
+                ({name: []}, f"'{name}' is no variable to be set: the template is given it")
+                for name in ("messages", "tools", "add_generation_prompt", "bos_token")
+            ),
+            ({"date_string": "<|im_end|>"}, r"the variables spell the control token '<.im_end.>'"),
+            ({"date_string": {"a": ["<s>"]}}, r"the variables spell the control token '<s>'"),
+        ],
+        ids=str,
+    )
+    def test_that_are_no_one_s_to_set_are_refused(
+        self, variables: dict[str, Any], why: str
+    ) -> None:
+        with pytest.raises(TemplateError, match=why):
+            chat(self.SOURCE).with_variables(variables)
+
+    def test_are_none_for_a_template_that_reads_none(self) -> None:
+        with pytest.raises(TemplateError, match="it reads no variables at all"):
+            chat(CHATML).with_variables({"a": 1})

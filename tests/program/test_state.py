@@ -338,6 +338,10 @@ class ForgetfulChat:
         del tools
         return self
 
+    def with_variables(self, variables: Mapping[str, Any]) -> ForgetfulChat:
+        del variables
+        return self
+
 
 class TestASeedOfTheProgram:
     async def seeds(self, seed: int | None) -> list[int | None]:

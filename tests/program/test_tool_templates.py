@@ -34,6 +34,10 @@ class SilentChat:
         del tools
         return self
 
+    def with_variables(self, variables: Mapping[str, Any]) -> SilentChat:
+        del variables
+        return self
+
 
 ALTERNATING = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"

@@ -48,6 +48,10 @@ class OnePiece:
         del tools
         return self
 
+    def with_variables(self, variables: Mapping[str, Any]) -> OnePiece:
+        del variables
+        return self
+
 
 class TestTextOutsideRoles:
     def test_alone_is_the_prompt(self) -> None:

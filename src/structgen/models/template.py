@@ -29,10 +29,13 @@ from jinja2 import nodes
 from structgen.chat import Rendering, Turn
 from structgen.errors import TemplateError
 from structgen.models.provenance import Provenance, Render, Span, marker
+from structgen.options import did_you_mean
 from structgen.request import Control, Image, Part, Text, Tokens
 
 # What template code can raise besides Jinja's own errors: it calls methods of str, list and dict.
 _CODE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+# What every template is given; nobody else sets it.
+_GIVEN = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class _Generation(jinja2.ext.Extension):
@@ -85,6 +88,7 @@ class Template:
     """A compiled chat template.
 
     takes_tools whether it looks at the tools that it may be given
+    reads       the variables that it looks at and may be given, but for messages and tools
     literals    all text in the template's source that it could write or look for
     constants   those of them that stand in expressions
     """
@@ -108,12 +112,33 @@ class Template:
             node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)
         )
         self.literals = self.constants | {node.data for node in tree.find_all(nodes.TemplateData)}
-        self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(tree)
+        free = jinja2.meta.find_undeclared_variables(tree) - environment.globals.keys()
+        self.takes_tools = "tools" in free
+        self.reads = frozenset(free - _GIVEN - self.variables.keys())
 
     def with_tools(self, tools: Sequence[Mapping[str, object]]) -> Template:
         """The same template, which sees these tools."""
         other = copy.copy(self)
         other.variables = {**self.variables, "tools": list(tools)}
+        return other
+
+    def with_variables(self, variables: Mapping[str, object]) -> Template:
+        """The same template with values for variables that it reads.
+
+        Raises `TemplateError` for others.
+        """
+        for name in variables:
+            if name in self.reads:
+                continue
+            if name in _GIVEN or name in self.variables:
+                raise TemplateError(f"{name!r} is no variable to be set: the template is given it")
+            known = ", ".join(sorted(self.reads)) or "no variables at all"
+            raise TemplateError(
+                f"{self.name} does not read the variable {name!r}"
+                f"{did_you_mean(name, self.reads)}; it reads {known}"
+            )
+        other = copy.copy(self)
+        other.variables = {**self.variables, **variables}
         return other
 
     def render(
@@ -188,15 +213,26 @@ class TemplateChat:
         """See `Chat.with_tools`."""
         if not self.template.takes_tools:
             return self
-        if (found := self._control.search(_json(list(tools)))) is not None:
-            # They become markup, in which control tokens are recognised.
-            raise TemplateError(
-                f"the tools spell the control token {found[0]!r}; take it out of their names, "
-                "descriptions and defaults"
-            )
+        self._check_markup(list(tools), "the tools", "their names, descriptions and defaults")
+        return self._of(self.template.with_tools(tools))
+
+    def with_variables(self, variables: Mapping[str, object]) -> TemplateChat:
+        """See `Chat.with_variables`."""
+        found = self.template.with_variables(variables)
+        self._check_markup(dict(variables), "the variables", "their values")
+        return self._of(found)
+
+    def _of(self, template: Template) -> TemplateChat:
         other = copy.copy(self)
-        other.template = self.template.with_tools(tools)
+        other.template = template
         return other
+
+    def _check_markup(self, value: object, what: str, where: str) -> None:
+        """Raise `TemplateError` for control tokens in what becomes markup: they would be real."""
+        if (found := self._control.search(_json(value))) is not None:
+            raise TemplateError(
+                f"{what} spell the control token {found[0]!r}; take it out of {where}"
+            )
 
     def _renderer(self, turns: Sequence[Turn], contents: Sequence[str]) -> Render:
         """Contents of the turns that are not open to text, up to where an open turn begins."""

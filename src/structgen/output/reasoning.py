@@ -3,7 +3,7 @@
 Owns   the formats in which families of models mark their reasoning.
 Holds  how the text is split into pushes makes no difference; no part of a marker is ever given
        out, and neither is anything held back but what may still turn out to be markup.
-Used   by `program`, for `reasoning=` and streams of it.
+Used   by `program`, for `reasoning=` and streams of it, and by the server.
 
     deepseek-r1   the output begins inside the reasoning, whether or not it says `<think>` once
                   more, and `</think>` ends it: DeepSeek-R1 and its distillates, and every model
@@ -33,15 +33,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Protocol, get_args
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from structgen.errors import OptionError
 from structgen.events import Channel
+from structgen.terms import Term, optional, regex, sequence
+from structgen.terms import text as free_text
 
 Family = Literal["deepseek-r1", "qwen3", "gpt-oss", "kimi"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 Piece = tuple[Channel, str]
+
+
+class Tags(NamedTuple):
+    """What stands before and behind a model's reasoning.
+
+    inside   the output begins inside the reasoning, opened or not
+    """
+
+    opening: str
+    closing: str
+    inside: bool = False
+
+
+_TAGS = MappingProxyType(
+    {
+        "deepseek-r1": Tags("<think>", "</think>", inside=True),
+        "qwen3": Tags("<think>", "</think>"),
+        "kimi": Tags("◁think▷", "◁/think▷"),
+    }
+)
 
 
 def check_family(family: str) -> None:
@@ -50,6 +73,24 @@ def check_family(family: str) -> None:
         raise OptionError(
             "reasoning", f"unknown {family!r}; the families are {', '.join(FAMILIES)}"
         )
+
+
+def tags_of(family: str | None) -> Tags | None:
+    """The tags of a family; None for one that has none, and for no family."""
+    return None if family is None else _TAGS.get(family)
+
+
+def reasoned(family: str | None, answer: Term) -> Term:
+    """The form of an output whose answer has a form, and whose reasoning is free text.
+
+    A family without tags reasons between control tokens, which no form has: its output is the
+    answer only.
+    """
+    tags = tags_of(family)
+    if tags is None:
+        return answer
+    thought = sequence(free_text(until=tags.closing), tags.closing, regex(r"\n*"))
+    return sequence(thought if tags.inside else optional(sequence(tags.opening, thought)), answer)
 
 
 def separate(text: str, family: str) -> tuple[str, str]:
@@ -70,10 +111,8 @@ class Splitter:
         self._format: _Format
         if family == "gpt-oss":
             self._format = _Harmony()
-        elif family == "kimi":
-            self._format = _Tags("◁think▷", "◁/think▷", inside=False)
         else:
-            self._format = _Tags("<think>", "</think>", inside=family == "deepseek-r1")
+            self._format = _Tags(*_TAGS[family])
 
     def push(self, text: str) -> list[Piece]:
         """What is certain now, in order: texts that are not empty, neighbours of two channels."""
@@ -99,7 +138,7 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     return joined
 
 
-def _begun(text: str, markers: Sequence[str]) -> int:
+def held_back(text: str, markers: Sequence[str]) -> int:
     """How many characters at the end of the text may be the beginning of a marker."""
     longest = min(len(text), max(map(len, markers)) - 1)
     return next(
@@ -113,8 +152,8 @@ def _begun(text: str, markers: Sequence[str]) -> int:
 class _Tags:
     """Reasoning between two tags at the beginning of the output."""
 
-    def __init__(self, opening: str, closing: str, *, inside: bool) -> None:
-        """`inside`: the output begins inside the reasoning, opened or not."""
+    def __init__(self, opening: str, closing: str, inside: bool) -> None:
+        """See `Tags`."""
         self._opening, self._closing, self._inside = opening, closing, inside
         self._part: Literal["start", "reasoning", "answer"] = "start"
         self._after_tag = False
@@ -152,7 +191,7 @@ class _Tags:
             self._enter("answer", after_tag=True)
             return text
         # Newlines are held back too: the closing tag may follow, and they would be part of it.
-        certain = len(self._held) - _begun(self._held, (self._closing,))
+        certain = len(self._held) - held_back(self._held, (self._closing,))
         return self._take(len(self._held[:certain].rstrip("\n")))
 
     def _enter(self, part: Literal["reasoning", "answer"], *, after_tag: bool) -> None:
@@ -199,7 +238,7 @@ class _Harmony:
             yield self._text(self._held[: found.start()])
             self._held = self._held[found.end() :]
             self._mark(found[0])
-        certain = len(self._held) - _begun(self._held, _MARKERS)
+        certain = len(self._held) - held_back(self._held, _MARKERS)
         yield self._text(self._held[:certain])
         self._held = self._held[certain:]
 

@@ -1,0 +1,172 @@
+"""Messages of a chat, as OpenAI's clients send them, to the turns that a chat template renders.
+
+Holds  what a user wrote is ordinary text, whatever it spells. Parts of a content are joined
+       without anything between them. Templates show no ids of calls, so that results stand in the
+       order of their calls.
+Used   by the chat route and by `/tokenize`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from structgen.chat import Chat, Turn
+from structgen.errors import TemplateError
+from structgen.request import Prompt, Text
+from structgen.server.errors import ApiError
+from structgen.server.openai.wire import CalledTool, ChatMessage, ContentPart
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES |= {"tool": "tool"}
+
+CallsText = Callable[[str, Sequence[CalledTool]], str]
+"""How tool calls stand behind the text of an answer; see `tools.ToolForm.written`."""
+
+
+def turns_of(messages: Sequence[ChatMessage], written: CallsText) -> list[Turn]:
+    """The turns of a chat; `written` says how the tool calls of an earlier answer were written.
+
+    Raises `ApiError` naming the message that cannot be read.
+    """
+    if not messages:
+        raise ApiError(400, "messages: expected at least one message", param="messages")
+    turns = [_turn(message, f"messages[{n}]", written) for n, message in enumerate(messages)]
+    return [turns[n] for n in _ordered(messages)]
+
+
+def rendered(
+    chat: Chat | None,
+    turns: Sequence[Turn],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+    extend: bool = False,
+    closed: bool = False,
+) -> Prompt:
+    """The prompt of a chat whose next turn, or with `extend` whose last one, is to be written.
+
+    closed   nothing is to be written: the turns alone
+
+    Raises `TemplateError` where there is no template, or where it refuses the turns.
+    """
+    if chat is None:
+        raise TemplateError(
+            "the model has no chat template; give the server one with --chat-template FILE, or "
+            "send text to /v1/completions"
+        )
+    if tools:
+        chat = chat.with_tools(tools)
+    if variables:
+        chat = _with_variables(chat, variables)
+    if closed:
+        return chat.render(turns).parts
+    if not extend:
+        return chat.render([*turns, Turn("assistant", (), open=True)]).parts
+    *before, last = turns
+    if last.role != "assistant":
+        raise ApiError(
+            400,
+            "continue_final_message: the last message is not the assistant's",
+            param="continue_final_message",
+        )
+    return chat.render([*before, Turn("assistant", last.content, open=True)]).parts
+
+
+def _with_variables(chat: Chat, variables: Mapping[str, Any]) -> Chat:
+    try:
+        return chat.with_variables(variables)
+    except TemplateError as error:
+        field = "chat_template_kwargs"
+        raise ApiError(400, f"{field}: {error}", param=field) from None
+
+
+def _turn(message: ChatMessage, place: str, written: CallsText) -> Turn:
+    role = _ROLES.get(message.role)
+    if role is None:
+        known = ", ".join(_ROLES)
+        raise ApiError(
+            400,
+            f"{place}.role: unknown role {message.role!r}; the roles are {known}",
+            param=f"{place}.role",
+        )
+    for field in ("audio", "function_call"):
+        if getattr(message, field) is not None:
+            raise ApiError(400, f"{place}.{field}: not supported", param=f"{place}.{field}")
+    text = _text(message.content, f"{place}.content")
+    calls: list[CalledTool] = message.tool_calls or []
+    if calls and role != "assistant":
+        raise ApiError(
+            400,
+            f"{place}.tool_calls: only a message of the assistant has them",
+            param=f"{place}.tool_calls",
+        )
+    if message.content is None and not calls and message.refusal is None:
+        raise ApiError(400, f"{place}.content: it is missing", param=f"{place}.content")
+    if calls:
+        for number, call in enumerate(calls):
+            _check_call(call, f"{place}.tool_calls[{number}]")
+        text += written(text, calls)
+    return Turn(role, (Text(text),) if text else ())
+
+
+def _check_call(call: CalledTool, place: str) -> None:
+    """Refuse a call that no answer of this server can have had."""
+    if call.type != "function":
+        raise ApiError(
+            400, f"{place}.type: expected function, got {call.type!r:.80}", param=f"{place}.type"
+        )
+    place = f"{place}.function.arguments"
+    try:
+        found = json.loads(call.function.arguments)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"{place}: they are no JSON: {error}", param=place) from None
+    if not isinstance(found, dict):
+        raise ApiError(400, f"{place}: expected the JSON text of an object", param=place)
+
+
+def _ordered(messages: Sequence[ChatMessage]) -> list[int]:
+    """The messages by their index, results in the order of the calls before them."""
+    found: list[int] = []
+    calls: dict[str | None, int] = {}
+    for results, each in groupby(enumerate(messages), lambda pair: pair[1].role == "tool"):
+        run = list(each)
+        if not results:
+            last = run[-1][1].tool_calls or ()
+            calls = {call.id: number for number, call in enumerate(last) if call.id is not None}
+        elif calls:
+            for number, message in run:
+                _check_result(message, calls, f"messages[{number}].tool_call_id")
+            run.sort(key=lambda pair: calls.get(pair[1].tool_call_id, 0))
+        found += [number for number, _ in run]
+    return found
+
+
+def _check_result(message: ChatMessage, calls: Mapping[str | None, int], place: str) -> None:
+    """Refuse a result that answers none of the calls, whose ids are known."""
+    if message.tool_call_id not in calls:
+        said = "it is missing" if message.tool_call_id is None else "no call before it has this id"
+        known = ", ".join(map(str, calls))
+        raise ApiError(400, f"{place}: {said}; the calls are {known:.200}", param=place)
+
+
+def _text(content: str | list[ContentPart] | None, place: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(_part(part, f"{place}[{n}]") for n, part in enumerate(content))
+
+
+def _part(part: ContentPart, place: str) -> str:
+    if part.type not in {"text", "input_text", "output_text", "refusal"}:
+        raise ApiError(
+            400,
+            f"{place}: a part of type {part.type!r}; this model reads text only",
+            param=f"{place}.type",
+            code="unsupported",
+        )
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise ApiError(400, f"{place}.text: it is missing", param=f"{place}.text")
+    return text
