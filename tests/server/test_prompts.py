@@ -187,6 +187,14 @@ class TestAPrompt:
         with pytest.raises(TemplateError, match=r"no chat template.*--chat-template FILE"):
             rendered(None, [Turn("user", (Text("hi"),))])
 
+    def test_takes_no_tools_that_would_become_control_tokens(self) -> None:
+        chat = TemplateChat(Template("{{ tools }}" + TEMPLATE, name="x"), ["<|im_end|>"])
+
+        with pytest.raises(ApiError, match=r"^tools: the tools spell the control token") as caught:
+            rendered(chat, [Turn("user", ())], tools=[{"function": {"name": "<|im_end|>"}}])
+
+        assert caught.value.param == "tools"
+
     def test_has_what_the_template_writes_for_its_variables(self) -> None:
         chat = TemplateChat(Template(THINKING, name="x"), [])
 

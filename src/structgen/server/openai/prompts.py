@@ -9,7 +9,8 @@ Used   by the chat route and by `/tokenize`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -58,9 +59,11 @@ def rendered(
             "send text to /v1/completions"
         )
     if tools:
-        chat = chat.with_tools(tools)
+        with _blaming("tools"):
+            chat = chat.with_tools(tools)
     if variables:
-        chat = _with_variables(chat, variables)
+        with _blaming("chat_template_kwargs"):
+            chat = chat.with_variables(variables)
     if closed:
         return chat.render(turns).parts
     if not extend:
@@ -75,11 +78,12 @@ def rendered(
     return chat.render([*before, Turn("assistant", last.content, open=True)]).parts
 
 
-def _with_variables(chat: Chat, variables: Mapping[str, Any]) -> Chat:
+@contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """What the template refuses is this field of the body, and not the messages."""
     try:
-        return chat.with_variables(variables)
+        yield
     except TemplateError as error:
-        field = "chat_template_kwargs"
         raise ApiError(400, f"{field}: {error}", param=field) from None
 
 
