@@ -131,6 +131,36 @@ class BackendConformance:
         assert completion.finish.reason == "length"
         assert completion.usage.completion_tokens == length
 
+    async def test_an_output_of_no_tokens_only_reads_the_prompt(self, backend: Backend) -> None:
+        whole = await completion_of(backend, request())
+
+        deltas = await deltas_of(backend, request(max_tokens=0, logprobs=True))
+
+        completion = join_deltas(deltas)
+        assert (len(deltas), completion.text, completion.tokens) == (1, "", ())
+        assert (completion.logprobs, completion.finish.ended) == ((), None)
+        assert (completion.finish.reason, completion.finish.complete) == ("length", False)
+        assert completion.usage.completion_tokens == 0
+        assert completion.usage.prompt_tokens == whole.usage.prompt_tokens
+
+    async def test_a_token_that_ends_an_output_is_told_apart_from_it(
+        self, backend: Backend
+    ) -> None:
+        if not (backend.capabilities.logprobs and backend.capabilities.tokens):
+            pytest.skip("this backend reports no log-probabilities of tokens")
+        token = (await completion_of(backend, request())).tokens[3]
+
+        plain = await completion_of(backend, request(stop_token_ids=[token]))
+        told = await completion_of(backend, request(stop_token_ids=[token], logprobs=True))
+
+        assert (plain.finish.matched, plain.finish.ended) == (token, None)
+        assert told.finish.ended is not None
+        assert told.finish.ended.token == token
+        assert told.finish.ended.logprob is not None
+        assert told.finish.ended.logprob <= 0
+        assert token not in told.tokens
+        assert len(told.logprobs) == len(told.tokens)
+
     async def test_usage_counts_prompt_and_output(self, backend: Backend) -> None:
         usage = (await completion_of(backend, request(max_tokens=5))).usage
         longer = (await completion_of(backend, request((*PROMPT, Text(" 9,"))))).usage

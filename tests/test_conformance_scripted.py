@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from structgen.backend import Backend
-from structgen.errors import ConstraintError, PromptError, UnsupportedError
+from structgen.errors import (
+    ConstraintError,
+    ContextLengthError,
+    OptionError,
+    PromptError,
+    UnsupportedError,
+)
 from structgen.options import request_from
 from structgen.request import (
     Completion,
@@ -116,7 +122,7 @@ class TestReplies:
         backend = ScriptedBackend("abcdefgh", max_context=len(PROMPT[0].text) + 3)  # type: ignore[union-attr]  # is a Text
 
         assert (await said(backend)).text == "abc"
-        with pytest.raises(PromptError, match=r"has \d+ tokens, and the context \d+"):
+        with pytest.raises(ContextLengthError, match=r"has \d+ tokens, and the context \d+"):
             await completion_of(backend, request((*PROMPT, Text("1234"))))
 
 
@@ -126,6 +132,7 @@ class TestRefusals:
         [
             ({"regex": "(abc"}, ConstraintError),
             ({"prompt_logprobs": 0}, UnsupportedError),
+            ({"regex": "a", "max_tokens": 0}, OptionError),
         ],
     )
     async def test_come_before_any_work(self, options: Any, error: type[Exception]) -> None:
@@ -182,7 +189,7 @@ class TestScores:
         backend = ScriptedBackend(max_context=5)
 
         assert await backend.score((Text("abc"),), ["xy"])
-        with pytest.raises(PromptError, match="have 6 tokens, and the context 5"):
+        with pytest.raises(ContextLengthError, match="have 6 tokens, and the context 5"):
             await backend.score((Text("abc"),), ["xyz"])
 
 

@@ -2,7 +2,8 @@
 
     StructgenError
     ├── OptionError (ValueError)          an option has a value that cannot be used
-    ├── PromptError (ValueError)          the prompt is empty, too long, or not of this model
+    ├── PromptError (ValueError)          the prompt is empty, or not of this model
+    │   └── ContextLengthError            prompt and output together are too long
     ├── ConstraintError (ValueError)      a regex, schema or grammar that cannot be enforced
     ├── UnsupportedError                  the backend or model cannot do what was asked
     ├── ModelError                        the model cannot be found, read or understood
@@ -19,6 +20,7 @@
     ├── BudgetError                       a program run has used up its tokens or its time
     ├── BatchError                        items of a batch failed; `.outcomes` has all of them
     ├── EngineError
+    │   ├── OverloadedError               too much is waiting already; nothing was queued
     │   ├── EngineClosedError             the engine is not open (any more)
     │   └── EngineDiedError               the engine loop ended by an error; the cause is attached
     └── StateError                        a program used its State in a way that has no meaning
@@ -54,7 +56,11 @@ class OptionError(StructgenError, ValueError):
 
 
 class PromptError(StructgenError, ValueError):
-    """The prompt is empty, too long for the model or the pool, or belongs to another tokenizer."""
+    """The prompt is empty, too long for the model or the pool, or not of its tokenizer."""
+
+
+class ContextLengthError(PromptError):
+    """Prompt and output together are longer than the context, or than the pool of slots."""
 
 
 class ConstraintError(StructgenError, ValueError):
@@ -137,6 +143,10 @@ class BatchError(StructgenError):
 
 class EngineError(StructgenError):
     """The engine as a whole cannot serve."""
+
+
+class OverloadedError(EngineError):
+    """As much is waiting as the engine's options allow: this request was not queued."""
 
 
 class EngineClosedError(EngineError):

@@ -117,6 +117,8 @@ def check_several(name: str, value: object, what: str, *, instead: str) -> tuple
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are chosen. `None` means: the model's own default (see `ModelDefaults`).
 
+    max_tokens           most tokens of the output; with 0 the prompt is only read, for its
+                         log-probabilities
     temperature          >= 0; 0 is greedy
     top_p, min_p         probabilities in (0, 1] and [0, 1]
     top_k                0 or None for no limit, else >= 1
@@ -154,7 +156,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         check_flag("ignore_eos", self.ignore_eos)
-        check_whole("max_tokens", self.max_tokens, low=1, optional=True)
+        check_whole("max_tokens", self.max_tokens, low=0, optional=True)
         check_whole("top_k", self.top_k, low=0, high=INT32_MAX, optional=True)
         check_whole("min_tokens", self.min_tokens, low=0)
         check_whole("seed", self.seed, low=0, high=2**63 - 1, optional=True)

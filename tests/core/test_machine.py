@@ -163,7 +163,7 @@ class Expected:
     prompt_logprobs: list[TokenLogprob]
     broken: bool = False  # all tokens are banned at some point
     given_up: bool = False  # the matcher gives up
-    complete: bool = True  # of a job that writes nothing, too
+    complete: bool = False  # as of a job that writes nothing
     forced: int = 0
 
 

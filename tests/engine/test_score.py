@@ -26,6 +26,7 @@ from structgen.engine.loop import Computer
 from structgen.engine.score import Path as Way
 from structgen.engine.score import Trie
 from structgen.errors import (
+    ContextLengthError,
     NumericalError,
     OptionError,
     PromptError,
@@ -504,10 +505,10 @@ class TestARefusal:
     @pytest.mark.parametrize(
         ("prompt", "continuations", "error", "message"),
         [
-            (PROMPT, ["fine", "x" * 600], PromptError, "'xxx.* make 619, more than the context of"),
-            (PROMPT, ["fine", "x" * 600_000], PromptError, "at least 46153 tokens, more than the"),
-            ("", ["x" * 513], PromptError, "make 513, more than the context of 512"),
-            (PROMPT, ["fine", "x" * 200], PromptError, "need 218 slots, but the pool has 200"),
+            (PROMPT, ["fine", "x" * 600], ContextLengthError, "xxx.* make 619, more than the"),
+            (PROMPT, ["fine", "x" * 600_000], ContextLengthError, "at least 46153 tokens"),
+            ("", ["x" * 513], ContextLengthError, "make 513, more than the context of 512"),
+            (PROMPT, ["fine", "x" * 200], ContextLengthError, "218 slots, but the pool has 200"),
             (PROMPT, ["fine", ""], PromptError, "a continuation is empty"),
             (PROMPT, ["fine", "\ud83d"], PromptError, "not text"),
             (PROMPT, "a string", OptionError, r"continuations: .*write \[text\]"),

@@ -24,7 +24,13 @@ from structgen.core.pool import Pool
 from structgen.core.radix import Ids
 from structgen.core.schedule import Schedule, Slice
 from structgen.core.sequence import Job, Sequence, Status
-from structgen.errors import NumericalError, PromptError, StepFailedError, StructgenError
+from structgen.errors import (
+    ContextLengthError,
+    NumericalError,
+    PromptError,
+    StepFailedError,
+    StructgenError,
+)
 from structgen.grammar.matcher import Mask
 from structgen.request import Delta, Finish, Namespace, TokenLogprob
 
@@ -94,14 +100,14 @@ class Core:
     # ------------------------------------------------------------ requests
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Raises `PromptError` if it could never run, `GenerationError` if its
-        constraint cannot be followed.
+        """Queue a job. Raises `PromptError` or `ContextLengthError` if it could never run,
+        `GenerationError` if its constraint cannot be followed.
         """
         if not len(job.prompt):
             raise PromptError("the prompt is empty: it has no token to continue from")
         sequence = Sequence(job, self._arrivals)
         if sequence.max_length > self.pool.total:
-            raise PromptError(
+            raise ContextLengthError(
                 f"{sequence.prompt_length} prompt tokens and up to "
                 f"{sequence.max_length - sequence.prompt_length} new ones need "
                 f"{sequence.max_length} slots, but the pool has {self.pool.total}; "
@@ -282,13 +288,14 @@ class Core:
     def _take_token(self, sequence: Sequence, output: Output, picked: Picked, row: int) -> bool:
         """Take in the token that was drawn, and what is forced after it; False on a fault."""
         token = int(picked.tokens_r[row])
+        entry = _entry(token, row, picked) if sequence.wants_logprobs else None
         sequence.append(token)
         if token in sequence.stop_ids and sequence.may_end:
-            output.end(token)
+            output.end(token, entry)
             return True
         if not sequence.follow(token):
             return False
-        output.tell(token, _entry(token, row, picked) if sequence.wants_logprobs else None)
+        output.tell(token, entry)
         if output.ended:
             return True
         if not sequence.jump():
@@ -323,7 +330,7 @@ class Core:
         return Delta(
             request=sequence.id,
             prompt_logprobs=tuple(sequence.prompt_logprobs),
-            finish=Finish(reason="length", usage=sequence.usage),
+            finish=Finish(reason="length", complete=False, usage=sequence.usage),
         )
 
     def _release(self, sequence: Sequence, *, trusted: bool = True) -> None:

@@ -23,6 +23,7 @@ class Output:
         self._piece = Piece(settled=sequence.settled)
         self._reason: FinishReason | None = None
         self._matched: str | int | None = None
+        self._ended: TokenLogprob | None = None
 
     @property
     def ended(self) -> bool:
@@ -47,9 +48,10 @@ class Output:
         while not self.ended and sequence.told < sequence.output_length:
             self.tell(int(sequence.ids[sequence.prompt_length + sequence.told]), None)
 
-    def end(self, token: int) -> None:
+    def end(self, token: int, entry: TokenLogprob | None) -> None:
         """The token that ends the output was drawn; it is not part of the text."""
         self._sequence.count_told()
+        self._ended = entry
         self.close("stop", token)
 
     def close(self, reason: FinishReason, matched: int | None = None) -> None:
@@ -86,6 +88,7 @@ class Output:
         return Finish(
             reason=self._reason,
             matched=self._matched,
+            ended=self._ended,
             complete=self._reason == "stop" or sequence.complete,
             forced=sequence.forced,
             usage=sequence.usage,

@@ -83,6 +83,11 @@ class Schedule:
         # SGLang's new-token ratio: it decays while all goes well and jumps after a retraction.
         self._expected = 0.7
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that the waiting requests have, prompts and what retracted ones wrote."""
+        return sum(sequence.known for sequence in self.waiting)
+
     # ------------------------------------------------------------ planning
 
     def plan(self) -> list[Slice]:

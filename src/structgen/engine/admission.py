@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from structgen.core.schedule import Schedule
+from structgen.engine.config import EngineConfig
 from structgen.engine.constraints import check_kind
 from structgen.engine.loading import Loaded
-from structgen.errors import OptionError, UnsupportedError
+from structgen.errors import OptionError, OverloadedError, UnsupportedError
 from structgen.request import Request
 
 # Of all stop strings of a request. What finds them is built in 1 ms per 1,000 characters, in a
@@ -36,8 +38,32 @@ def check(request: Request, loaded: Loaded, model: str) -> None:
         )
 
 
+def check_queue(schedule: Schedule, config: EngineConfig, tokens: int) -> None:
+    """Refuse a request of so many prompt tokens where what waits is at its limit already.
+
+    Raises `OverloadedError`. Requests that the next step will start do not wait.
+    """
+    waiting = len(schedule.running) + len(schedule.waiting) - config.max_running
+    if config.max_waiting is not None and waiting >= config.max_waiting:
+        raise OverloadedError(
+            f"{waiting} requests wait already, as many as max_waiting allows; send it again later"
+        )
+    if config.max_waiting_tokens is None or not schedule.waiting:
+        return
+    queued = schedule.waiting_tokens
+    if queued + tokens > config.max_waiting_tokens:
+        raise OverloadedError(
+            f"{queued} prompt tokens wait already, and with {tokens} more they would be over the "
+            f"{config.max_waiting_tokens} of max_waiting_tokens; send it again later"
+        )
+
+
 def _check_ends(request: Request) -> None:
     """Refuse options that contradict a constraint."""
+    if request.sampling.max_tokens == 0:
+        raise OptionError(
+            "max_tokens", "it is 0, and an output that meets a constraint has tokens; give it more"
+        )
     if request.sampling.ignore_eos:
         raise OptionError(
             "ignore_eos",

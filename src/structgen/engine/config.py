@@ -33,6 +33,8 @@ class EngineOptions(TypedDict, total=False):
     slots: int | None
     memory_fraction: float
     max_running: int
+    max_waiting: int | None
+    max_waiting_tokens: int | None
     chunk_size: int
     max_context: int | None
     radix: bool
@@ -53,6 +55,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     slots            tokens that the cache can hold; None: as many as `memory_fraction` allows
     memory_fraction  of the memory that is available after loading, for the cache, in (0, 0.9]
     max_running      requests computed in one step
+    max_waiting      requests that may wait beyond those; one more is refused by an
+                     `OverloadedError`. None: without a limit
+    max_waiting_tokens  prompt tokens that may wait; a request that would be the only one to wait
+                     always may. None: without a limit
     chunk_size       tokens of prompts, and tokens that are forced, computed in one step; those
                      that were drawn come on top
     max_context      tokens of prompt and output together; None: what the model was trained for
@@ -76,6 +82,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     slots: int | None = None
     memory_fraction: float = 0.3
     max_running: int = 64
+    max_waiting: int | None = None
+    max_waiting_tokens: int | None = None
     chunk_size: int = 512
     max_context: int | None = None
     radix: bool = True
@@ -105,10 +113,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_range("compile_timeout", self.compile_timeout, 0.0, 1e6, open_low=True)
 
     def _check_counts(self) -> None:
-        names = ("slots", "max_running", "chunk_size", "max_context", "threads", "seed")
-        for name in names:
-            value, least = getattr(self, name), 0 if name == "seed" else 1
-            if value is None and name in {"slots", "max_context", "threads"}:
+        optional = {"slots", "max_context", "threads", "max_waiting", "max_waiting_tokens"}
+        for name in (*sorted(optional), "max_running", "chunk_size", "seed"):
+            value, least = getattr(self, name), 0 if name in {"seed", "max_waiting"} else 1
+            if value is None and name in optional:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 message = f"expected a whole number of at least {least}, got {value!r}"

@@ -27,7 +27,7 @@ from structgen.core.promise import PromisedText
 from structgen.core.radix import Ids
 from structgen.core.sequence import Candidates, Job, seed_of
 from structgen.core.text import TextStream
-from structgen.engine.admission import SLOW_STOP_CHARACTERS, check
+from structgen.engine.admission import SLOW_STOP_CHARACTERS, check, check_queue
 from structgen.engine.compiled import Compiled
 from structgen.engine.config import EngineOptions, config_from
 from structgen.engine.constraints import Constraints, check_kind
@@ -38,11 +38,11 @@ from structgen.engine.observe import LagMeter, Statistics, snapshot
 from structgen.engine.score import score
 from structgen.engine.stream import DeltaStream, Mailbox
 from structgen.errors import (
+    ContextLengthError,
     DeadlineError,
     EngineClosedError,
     EngineDiedError,
     EngineError,
-    PromptError,
 )
 from structgen.grammar.automaton import is_slow
 from structgen.grammar.compiler import KINDS, Grammar
@@ -56,6 +56,7 @@ from structgen.request import (
     Prompt,
     Request,
     Scores,
+    Tokens,
     Usage,
     join_deltas,
 )
@@ -205,7 +206,7 @@ class Engine:
     def statistics(self) -> Statistics:
         """A frozen snapshot of counters and gauges."""
         self._ready()
-        return snapshot(self._core, self._lag)
+        return snapshot(self._core, self._lag, stalled=self._loop.stalled)
 
     def flush_cache(self) -> int:
         """Drop every cached prefix that no request or scope holds; returns tokens dropped."""
@@ -278,12 +279,21 @@ class Engine:
         """
         request = Request(prompt=self._prompt(prompt), lineage=lineage, namespace=namespace)
         before, read = await self._encode(request), functools.partial(self._read, request)
+        check_queue(self._core.schedule, self.config, len(before))
         return await score(before, continuations, self._encoder, self._ready(), read)
 
     async def encode(self, prompt: PromptLike, /) -> tuple[int, ...]:
         """The token ids that a prompt is sent as. Errors as in `generate`."""
         ids = await self._encode(Request(prompt=self._prompt(prompt)))
         return tuple(ids.tolist())
+
+    def decode(self, ids: Sequence[int], /) -> str:
+        """The text of token ids; special tokens have none. `PromptError` for one that is unknown.
+
+        What is no whole character, as at the end of a part of a text, becomes U+FFFD.
+        """
+        parts = (Tokens(tuple(ids), ""),)
+        return self._ready().checkpoint.tokenizer.decode(self._encoder.encode(parts).tolist())
 
     async def prime(
         self,
@@ -323,7 +333,8 @@ class Engine:
             grammar = await self._grammar(request)
             if grammar is not None:
                 mailbox.enforced, mailbox.finder = grammar.path, grammar.source.finder
-            text = await self._text_stream(request, grammar)
+            made = await self._text_stream(request, grammar)
+            text = None if request.sampling.max_tokens == 0 else made
             ids = await self._encode(request)
             return self._submit(request, ids, mailbox, text, grammar=grammar)
 
@@ -370,10 +381,12 @@ class Engine:
         )
         total = len(ids) + (sampling.max_tokens or 0) * (text is not None)
         if total > loaded.max_context:
-            raise PromptError(
+            raise ContextLengthError(
                 f"{len(ids)} prompt tokens and max_tokens={total - len(ids)} make {total}, more "
                 f"than the context of {loaded.max_context}; shorten the prompt or lower max_tokens"
             )
+        if candidates is None:  # the jobs of one call of `score` were let in together
+            check_queue(self._core.schedule, self.config, len(ids))
         self._core.submit(job)
         self._mailboxes[number] = mailbox
         self._waits.arrive(number)
@@ -409,7 +422,7 @@ class Engine:
         parts, limit = request.prompt, self._ready().max_context
         fewest = self._encoder.fewest_tokens(parts)
         if fewest > limit:
-            raise PromptError(
+            raise ContextLengthError(
                 f"the prompt has at least {fewest} tokens, more than the context of {limit}"
             )
         if slow := self._encoder.slow_texts(parts):

@@ -96,6 +96,7 @@ class Loop:
         self._waits = waits or Waits()
         self._tidying = Tidying()
         self._work = asyncio.Event()
+        self._progress = time.perf_counter()
         self._stopping = False
         self._worker = None
         if worker:
@@ -110,9 +111,16 @@ class Loop:
         """Set while there is work."""
         return self._work
 
+    @property
+    def stalled(self) -> float:
+        """Seconds since there was work and no step has ended; 0 while there is none."""
+        return time.perf_counter() - self._progress if self._work.is_set() else 0.0
+
     def wake(self) -> None:
         """There may be work."""
-        self._work.set()
+        if not self._work.is_set():
+            self._progress = time.perf_counter()
+            self._work.set()
 
     async def run(self) -> None:
         """Serve until `stop`. Raises what the core raises: that is a fault of the engine."""
@@ -126,6 +134,7 @@ class Loop:
                 continue
             self._waits.start(self._core.admitted)
             outcomes = await self._step(batch)
+            self._progress = time.perf_counter()
             self._deliver(self._waits.stamp(outcomes))
             if self._worker is None or _frees_a_program(outcomes):
                 # A program that got its answer sends its next request within a few callbacks;

@@ -17,6 +17,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of an engine. Counters only grow; token counts are tokens, times are seconds.
 
     running, waiting        requests
+    waiting_tokens          of the waiting ones, prompts and what retracted ones wrote
+    stalled                 since there has been work and no step has ended, 0 without work
     slots_*                 free + cached + held + limbo == total: cached ones are evictable,
                             held ones belong to running requests or open fork scopes
     prompt_tokens           of admitted requests
@@ -33,6 +35,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
     running: int
     waiting: int
+    waiting_tokens: int
+    stalled: float
     slots_total: int
     slots_free: int
     slots_cached: int
@@ -81,8 +85,8 @@ class LagMeter:
         return lags[len(lags) // 2], lags[min(len(lags) - 1, len(lags) * 99 // 100)], lags[-1]
 
 
-def snapshot(core: Core, lag: LagMeter) -> Statistics:
-    """Read the counters of a core."""
+def snapshot(core: Core, lag: LagMeter, *, stalled: float) -> Statistics:
+    """Read the counters of a core; `stalled` is for the loop to say."""
     schedule, pool, totals = core.schedule, core.pool, core.totals
     counters = schedule.counters
     cached = schedule.radix.evictable
@@ -90,6 +94,8 @@ def snapshot(core: Core, lag: LagMeter) -> Statistics:
     return Statistics(
         running=len(schedule.running),
         waiting=len(schedule.waiting),
+        waiting_tokens=schedule.waiting_tokens,
+        stalled=stalled,
         slots_total=pool.total,
         slots_free=pool.free,
         slots_cached=cached,

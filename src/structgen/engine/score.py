@@ -27,7 +27,7 @@ from structgen.core.sequence import Candidates
 from structgen.engine.encode import BLOCKING_CHARACTERS, Encoder
 from structgen.engine.loading import Loaded
 from structgen.engine.stream import DeltaStream
-from structgen.errors import OptionError, PromptError
+from structgen.errors import ContextLengthError, OptionError, PromptError
 from structgen.request import Score, Scores, Text, TokenLogprob, Usage
 
 SHORT = 16  # characters that take as long to encode as it takes to begin
@@ -56,11 +56,12 @@ def texts_from(continuations: Sequence[str]) -> list[str]:
 async def endings_of(encoder: Encoder, texts: Sequence[str], *, limit: int) -> Endings:
     """The token ids of each text as a continuation; many or long ones are encoded in a thread.
 
-    Raises `PromptError` for one that has no token, or certainly more than `limit`.
+    Raises `PromptError` for one that has no token, `ContextLengthError` for one that has certainly
+    more than `limit`.
     """
     for text in texts:
         if (fewest := encoder.fewest_tokens((Text(text),))) > limit:
-            raise PromptError(
+            raise ContextLengthError(
                 f"the continuation {text!r:.40} has at least {fewest} tokens, more than the "
                 f"context of {limit}"
             )
@@ -78,16 +79,16 @@ async def endings_of(encoder: Encoder, texts: Sequence[str], *, limit: int) -> E
 
 
 def check_room(before: int, endings: Endings, *, context: int, slots: int) -> None:
-    """Raise `PromptError` if the longest does not fit behind a prompt of `before` tokens."""
+    """Raise `ContextLengthError` if the longest does not fit behind a prompt of `before` tokens."""
     text = max(endings, key=lambda text: len(endings[text]))
     total = before + len(endings[text])
     said = f"{before} prompt tokens and {len(endings[text])} of the continuation {text!r:.40}"
     if total > context:
-        raise PromptError(
+        raise ContextLengthError(
             f"{said} make {total}, more than the context of {context}; shorten one of them"
         )
     if total - 1 > slots:  # the last token of a continuation is never computed
-        raise PromptError(
+        raise ContextLengthError(
             f"{said} need {total - 1} slots, but the pool has {slots}; shorten one of them, or "
             "give the engine more slots"
         )

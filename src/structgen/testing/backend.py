@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from structgen.backend import Capabilities
 from structgen.chat import CHATML, Chat
-from structgen.errors import OptionError, PromptError
+from structgen.errors import ContextLengthError, OptionError, PromptError
 from structgen.grammar.compiler import KINDS
 from structgen.request import (
     Delta,
@@ -175,7 +175,7 @@ class ScriptedBackend:
         if not ids:
             raise PromptError("the prompt is empty; a generation continues at least one token")
         if self._max_context is not None and len(ids) >= self._max_context:
-            raise PromptError(
+            raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and the context {self._max_context}"
             )
         return ids
@@ -220,7 +220,7 @@ class ScriptedBackend:
             raise PromptError("a continuation is empty: it has no token to score; leave it out")
         total = len(prompt_ids) + len(tokens)
         if self._max_context is not None and total > self._max_context:
-            raise PromptError(
+            raise ContextLengthError(
                 f"the prompt and the continuation have {total} tokens, and the context "
                 f"{self._max_context}"
             )

@@ -43,9 +43,10 @@ class Output:
         self.tokens: list[int] = []
         self.tail = ""
         self.sampled = 0
-        self.finish = Finish(reason="length")
+        self.finish = Finish(reason="length", complete=False)
         self._error: InvalidOutputError | None = None
-        self._sample(reply)
+        if self._limit:
+            self._sample(reply)
 
     def deltas(self, number: int, usage: Usage, chunk: int) -> Iterator[Delta]:
         """The output in deltas of `chunk` tokens; the last carries the end."""
@@ -61,15 +62,20 @@ class Output:
         yield msgspec.structs.replace(delta, text=text, tail=self.tail, finish=finish)
 
     def _delta(self, number: int, tokens: Sequence[int]) -> Delta:
+        entries = [self._entry(token) for token in tokens]
+        return Delta(
+            request=number,
+            tokens=tuple(tokens),
+            text=self._tokenizer.decode(tokens),
+            logprobs=tuple(entry for entry in entries if entry is not None),
+        )
+
+    def _entry(self, token: int) -> TokenLogprob | None:
+        """The log-probability of a token, where those of the output are wanted."""
         want = self._request.want
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if want.logprobs or want.top_logprobs:
-            logprobs = tuple(
-                TokenLogprob(token, 0.0, ((token, 0.0),) if want.top_logprobs else ())
-                for token in tokens
-            )
-        text = self._tokenizer.decode(tokens)
-        return Delta(request=number, tokens=tuple(tokens), text=text, logprobs=logprobs)
+        if not (want.logprobs or want.top_logprobs):
+            return None
+        return TokenLogprob(token, 0.0, ((token, 0.0),) if want.top_logprobs else ())
 
     def _sample(self, reply: str) -> None:
         sampling, course, text = self._sampling, self._course, ""
@@ -77,7 +83,7 @@ class Output:
             self.sampled += 1
             enough = self._finished or self.sampled >= sampling.min_tokens
             if enough and (token == END_ID or self._stops_at(token, text)):
-                self.finish = Finish(reason="stop", matched=token)
+                self.finish = Finish(reason="stop", matched=token, ended=self._entry(token))
                 break
             self.tokens.append(token)
             before, text = text, text + self._tokenizer.decode([token])
