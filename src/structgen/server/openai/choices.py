@@ -1,0 +1,114 @@
+"""The choices of one answer: read side by side, made again where they must be, counted, streamed.
+
+Holds  the choices of one prompt stand together, prompt by prompt, the same number of each.
+Used   by both generating routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from structgen import request
+from structgen.errors import OutputError
+from structgen.request import Finish, Request
+from structgen.server.answers import Answers
+from structgen.server.call import Call
+from structgen.server.openai.pieces import ChoiceReader, Piece
+from structgen.server.openai.replies import ChatChunk, Completion, Usage
+from structgen.server.openai.requests import with_seed
+from structgen.server.openai.wire import Generating
+
+T = TypeVar("T")
+Event = ChatChunk | Completion
+
+
+class Told(Protocol):
+    """An answer that is told as a stream."""
+
+    async def event(self, index: int, piece: Piece) -> Event | None:
+        """What the next piece of a choice adds; None if there is nothing to tell of it."""
+        ...
+
+    def end(self, usage: Usage) -> Event:
+        """The event without a choice, which says what all of it took."""
+        ...
+
+
+async def attempted(
+    call: Call, requests: Sequence[Request], once: Callable[[Sequence[Request]], Awaitable[T]]
+) -> T:
+    """An answer in one piece; one that is whole, but breaks its constraint, is made again."""
+    # Without chance it would be the same again.
+    chance = any(each.sampling.temperature != 0 for each in requests)
+    attempts = call.service.config.retries if chance else 0
+    for attempt in range(attempts):
+        try:
+            return await once([with_seed(each, attempt) for each in requests])
+        except OutputError:
+            continue
+    return await once([with_seed(each, attempts) for each in requests])
+
+
+async def read_all(
+    call: Call, requests: Sequence[Request], readers: Sequence[ChoiceReader]
+) -> list[list[Piece]]:
+    """The pieces of every choice, to its end."""
+    pieces: list[list[Piece]] = [[] for _ in requests]
+    async with Answers(call.service.engine, requests) as answers:
+        async for index, delta in answers:
+            call.came(delta)
+            pieces[index].append(readers[index].read(delta))
+    return pieces
+
+
+async def streamed(
+    call: Call,
+    body: Generating,
+    requests: Sequence[Request],
+    readers: Sequence[ChoiceReader],
+    told: Told,
+) -> web.StreamResponse:
+    """Tell every piece as it comes, and at the end the usage, if the body asks for it."""
+    options = body.stream_options
+    counted = options is not None and bool(options.include_usage)
+    last: list[Piece] = [Piece()] * len(requests)
+    encoder, stream = msgspec.json.Encoder(), call.stream()
+    async with Answers(call.service.engine, requests) as answers:
+        async for index, delta in answers:
+            call.came(delta)
+            last[index] = piece = readers[index].read(delta)
+            event = await told.event(index, piece)
+            if event is None:
+                continue
+            if counted:
+                event.usage = None
+            await stream.send(encoder.encode(event))
+    usage = usage_of(last, body.n or 1)
+    call.usage += usage
+    if counted:
+        await stream.send(encoder.encode(told.end(Usage.of(usage))))
+    return await stream.done()
+
+
+def usage_of(last: Sequence[Piece], n: int) -> request.Usage:
+    """Tokens of some prompts and the `n` choices of each, whose last pieces these are."""
+    each = [finish.usage for finish in map(_finish, last)]
+    total = request.Usage()
+    for start in range(0, len(each), n):
+        choices = each[start : start + n]
+        total += request.Usage(
+            prompt_tokens=choices[0].prompt_tokens,
+            # The first choice finds what was cached before; the others find its prompt, too.
+            cached_tokens=min(usage.cached_tokens for usage in choices),
+            completion_tokens=sum(usage.completion_tokens for usage in choices),
+        )
+    return total
+
+
+def _finish(piece: Piece) -> Finish:
+    assert piece.finish is not None, "the last piece of a choice has its end"
+    return piece.finish
