@@ -4,8 +4,9 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+FUZZER := .venv/schemathesis/.installed
 
-.PHONY: venv model demo test check bench soak
+.PHONY: venv model fuzzer demo test check bench soak
 
 venv: $(INSTALLED)
 
@@ -16,6 +17,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --editable '.[dev]'
 	touch $@
 
+# What sends the server requests of every kind, in an environment of its own: it needs a release of
+# jsonschema-rs that the engine cannot do with.
+fuzzer: $(FUZZER)
+
+$(FUZZER): $(INSTALLED)
+	test -x .venv/schemathesis/bin/python || $(PYTHON) -m venv .venv/schemathesis
+	grep -v '^jsonschema-rs==' constraints.txt > .venv/schemathesis/constraints.txt
+	.venv/schemathesis/bin/pip install --disable-pip-version-check \
+		-c .venv/schemathesis/constraints.txt schemathesis==4.32.5
+	touch $@
+
 # The default model, into the user's cache: once, before tests that would all fetch it at once.
 model: venv
 	$(BIN)/structgen pull smollm2-135m
@@ -24,7 +36,7 @@ demo: venv
 	$(BIN)/structgen demo
 
 # One thread a worker: torch must not start a thread for every core in every worker.
-test: venv model
+test: venv model fuzzer
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 check: venv

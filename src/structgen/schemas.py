@@ -140,12 +140,12 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema, with every object that names its fields closed to others."""
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
-    for each in list(_inner(schema)):
+    for each in list(inner(schema)):
         closed(each)
     return schema
 
 
-def _inner(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def inner(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The schemas that stand directly in a schema."""
     found = [each for word in _NAMED for each in schema.get(word, {}).values()]
     found += [each for word in _LISTED for each in schema.get(word, ())]

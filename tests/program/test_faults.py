@@ -363,6 +363,16 @@ class TestDefaultOptions:
 
 
 class TestResults:
+    async def test_have_every_variable_by_its_name(self) -> None:
+        async def body(s: State) -> None:
+            s += "A "
+            s["set"] = 3
+            await s.gen("generated")
+
+        result = await run(body, ScriptedBackend("a"))
+
+        assert result.variables == {"set": 3, "generated": "a"}
+
     async def test_hold_no_backend(self) -> None:
         def fail(request: Request) -> None:
             if request.lineage.parent == "x":

@@ -11,12 +11,13 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
 from structgen.cli.failure import CommandError
 from structgen.options import did_you_mean
+from structgen.output.signature import hints_of
 
 _NAMED = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 _NO_DEFAULT = inspect.Parameter.empty
@@ -72,12 +73,9 @@ def _expected(named: Mapping[str, Any]) -> str:
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise CommandError(
-            f"the annotations of {function.__name__} cannot be read: {error}; "
-            "import what they name at run time, not under TYPE_CHECKING"
-        ) from None
+        return hints_of(function)
+    except TypeError as error:
+        raise CommandError(f"{function.__name__}: {error}") from None
 
 
 def _value(name: str, text: str, annotation: object) -> object:

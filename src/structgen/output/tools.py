@@ -14,41 +14,48 @@ array of them. A model that may choose to answer instead does so in text that be
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from enum import Enum
-from typing import Annotated, Any, Literal, Union, get_type_hints
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
 from structgen.errors import OptionError
+from structgen.output.calls import ANSWER, tools_text
+from structgen.output.signature import (
+    EMPTY,
+    Made,
+    Parameters,
+    arguments_class,
+    arguments_in,
+    needs_pydantic,
+    object_schema,
+    parameters_of,
+)
 from structgen.output.types import Form
+from structgen.output.values import json_of, readable
 from structgen.request import JsonSchema, Structure
-from structgen.schemas import described, of_pydantic
+from structgen.schemas import described
 from structgen.terms import Either, Json, Pattern
 
 ToolFunction = Callable[..., Coroutine[Any, Any, Any]]
 """An `async def` function whose parameters are annotated; its docstring tells what it does."""
 
 Result = Any  # what a tool returned
-Made = Any  # a class that msgspec or pydantic made of a signature, or an object of it
 
-ANSWER = r"[^\[{\s](.|\n)*"  # what no call begins with
 _MODES = ("auto", "required")
-_PLAIN = (str, int, float, bool, type(None), Enum)
 
 
 class Tool(msgspec.Struct, frozen=True):
     """A function that a model may call.
 
-    parameters   name -> annotation and default; `inspect.Parameter.empty` where it has none
+    parameters   name -> annotation and default, `EMPTY` where it has none
     """
 
     name: str
     description: str
     function: ToolFunction
-    parameters: Mapping[str, tuple[Any, Any]]
+    parameters: Parameters
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -132,8 +139,7 @@ def describe_tools(functions: Sequence[ToolFunction]) -> str:
     Each has name, description and the JSON Schema of its arguments. Raises `OptionError` for what
     is no tool.
     """
-    specs = [_spec(tool)["function"] for tool in _named(functions).values()]
-    return "\n".join(json.dumps(spec, ensure_ascii=False) for spec in specs)
+    return tools_text(_spec(tool)["function"] for tool in _named(functions).values())
 
 
 def result_text(value: object) -> str:
@@ -144,42 +150,9 @@ def result_text(value: object) -> str:
     if isinstance(value, str):
         return readable(value)
     try:
-        plain = _dumped(value) if of_pydantic(type(value)) else value
-        try:
-            return msgspec.json.encode(plain, enc_hook=_dumped).decode()
-        except UnicodeEncodeError:
-            builtins = msgspec.to_builtins(plain, enc_hook=_dumped, str_keys=True)
-            return msgspec.json.encode(_all_readable(builtins)).decode()
-    except (TypeError, ValueError, RecursionError) as error:
+        return json_of(value).decode()
+    except TypeError as error:
         raise TypeError(f"the result cannot be written as JSON: {error}") from error
-
-
-def readable(text: str) -> str:
-    """A text that a prompt can have: halves of surrogate pairs, which are no text, become `?`."""
-    return text.encode(errors="replace").decode()
-
-
-def _all_readable(value: object) -> object:
-    """Numbers, strings, lists and dicts, with strings that a prompt can have."""
-    match value:
-        case str():
-            return readable(value)
-        case list() | tuple():
-            return [_all_readable(each) for each in value]
-        case dict():
-            return {_all_readable(key): _all_readable(each) for key, each in value.items()}
-        case _:
-            return value
-
-
-def _dumped(value: object) -> object:
-    """What pydantic knows, as numbers, strings, lists and dicts; msgspec knows nothing of it."""
-    type_ = type(value)
-    if not of_pydantic(type_) or "pydantic" not in sys.modules:
-        raise TypeError(f"it has no form for values of the type {type_.__name__}")
-    pydantic: Any = sys.modules["pydantic"]
-    found: object = pydantic.TypeAdapter(type_).dump_python(value, mode="json")
-    return found
 
 
 # ---------------------------------------------------------------- signatures
@@ -207,40 +180,24 @@ def tool_of(function: ToolFunction) -> Tool:
         )
     name = function.__name__
     try:
-        hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise OptionError(
-            "tools",
-            f"{name}: its annotations cannot be resolved: {error}; define the types in "
-            "the module, not in a function",
-        ) from None
-    parameters: dict[str, tuple[Any, Any]] = {}
-    for each in inspect.signature(function).parameters.values():
-        if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL, each.VAR_KEYWORD}:
+        parameters = parameters_of(function, "a model")
+    except TypeError as error:
+        raise OptionError("tools", f"{name}: {error}") from None
+    for each, (type_, _) in parameters.items():
+        if type_ is EMPTY:
             raise OptionError(
-                "tools", f"{name}: a model gives arguments by name, so {each} cannot be one"
+                "tools", f"{name}: the parameter {each!r} has no annotation; give it a type"
             )
-        if each.name not in hints:
-            raise OptionError(
-                "tools", f"{name}: the parameter {each.name!r} has no annotation; give it a type"
-            )
-        parameters[each.name] = (hints[each.name], each.default)
     return Tool(name, inspect.cleandoc(function.__doc__ or ""), function, parameters)
 
 
 def _spec(tool: Tool) -> dict[str, Any]:
     """A tool in the form that chat templates were made for."""
     schema, _ = _described(tool, _arguments(tool, pydantic=_needs_pydantic([tool])))
-    if (reference := schema.pop("$ref", None)) is not None:
-        # Templates and models know the object itself here, and no reference to it.
-        schema = {**schema["$defs"].pop(reference.rpartition("/")[2]), **schema}
-    if not schema.get("$defs", True):
-        del schema["$defs"]
-    schema.pop("title", None)
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description
-    return {"type": "function", "function": {**function, "parameters": schema}}
+    return {"type": "function", "function": {**function, "parameters": object_schema(schema)}}
 
 
 # ---------------------------------------------------------------- calls
@@ -269,32 +226,15 @@ def _described(tool: Tool, type_: object) -> tuple[dict[str, Any], Callable[[str
 
 
 def _needs_pydantic(tools: Sequence[Tool]) -> bool:
-    return any(of_pydantic(type_) for tool in tools for type_, _ in tool.parameters.values())
+    return any(needs_pydantic(tool.parameters) for tool in tools)
 
 
 def _arguments(tool: Tool, *, pydantic: bool) -> Made:
     """A class whose fields are the parameters of a tool."""
-    empty = inspect.Parameter.empty
-    name, items = f"{tool.name}_arguments", tool.parameters.items()
     try:
-        if pydantic:
-            named = {
-                each: (type_, ... if value is empty else value) for each, (type_, value) in items
-            }
-            closed = {"extra": "forbid"}
-            return sys.modules["pydantic"].create_model(name, __config__=closed, **named)
-        fields = [
-            (each, type_) if value is empty else (each, type_, _default(value))
-            for each, (type_, value) in items
-        ]
-        return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
-    except (TypeError, ValueError, NameError) as error:
-        raise OptionError("tools", f"{tool.name}: its parameters make no object: {error}") from None
-
-
-def _default(value: object) -> object:
-    """A default as a field has it; one that JSON cannot show is left out of the schema."""
-    return value if isinstance(value, _PLAIN) else msgspec.field(default_factory=lambda: value)
+        return arguments_class(f"{tool.name}_arguments", tool.parameters, pydantic=pydantic)
+    except TypeError as error:
+        raise OptionError("tools", f"{tool.name}: {error}") from None
 
 
 def _call(tool: Tool, arguments: Made, *, pydantic: bool) -> Made:
@@ -326,9 +266,5 @@ def _form(
 
 def _asked(call: Made) -> Asked:
     """A call as it was read, by whichever library."""
-    if isinstance(call, msgspec.Struct):
-        names = call.arguments.__struct_fields__  # type: ignore[attr-defined] # `_call` defines it
-        name = str(call.__struct_config__.tag)
-    else:
-        names, name = type(call.arguments).__pydantic_fields__, call.name
-    return Asked(name, {each: getattr(call.arguments, each) for each in names})
+    name = call.name if not isinstance(call, msgspec.Struct) else call.__struct_config__.tag
+    return Asked(str(name), arguments_in(call.arguments))

@@ -46,6 +46,11 @@ class Result(Generic[R]):
     def __contains__(self, name: object) -> bool:
         return name in self._variables
 
+    @property
+    def variables(self) -> dict[str, Value]:
+        """All values by name, in the order in which they were set first."""
+        return {name: self._variables.read(name) for name in self._variables.names()}
+
     def meta(self, name: str) -> Meta:
         """How a variable was generated; raises `UnknownVariableError`."""
         return self._variables.meta(name)

@@ -22,7 +22,8 @@ from structgen.errors import (
     StateError,
     TemplateError,
 )
-from structgen.output.tools import Asked, Called, Toolbox, ToolCall, readable, result_text
+from structgen.output.tools import Asked, Called, Toolbox, ToolCall, result_text
+from structgen.output.values import readable
 from structgen.program.calls.generating import answers_to, kept_parts, meta_of, together
 from structgen.program.cursor import Cursor
 from structgen.program.expression import Gen

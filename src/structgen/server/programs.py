@@ -1,0 +1,389 @@
+"""`/v1/programs`: programs as endpoints, run at once or told as a stream of events.
+
+Holds  arguments are read by the program's annotations before anything runs. A stream begins with
+       what is sure to have begun: until something was computed, an error still has a status.
+       A run ends with its call: who leaves cancels the program, and aborts its requests.
+Used   by `app`. The events are those of `structgen.events`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from structgen.errors import BudgetError, OptionError, leaves
+from structgen.events import (
+    LISTENERS,
+    BranchClosed,
+    BranchOpened,
+    CallEnded,
+    CallStarted,
+    Event,
+    ProgramEntered,
+    ProgramLeft,
+    RunEnded,
+    RunStarted,
+    TextDelta,
+    VariableSet,
+)
+from structgen.options import did_you_mean
+from structgen.output.values import json_of, readable
+from structgen.program.program import Program
+from structgen.program.result import Result
+from structgen.server.call import Call
+from structgen.server.endpoint import Endpoint
+from structgen.server.errors import SERVER, ApiError, api_error, of_validation, unknown_model
+from structgen.server.openai.replies import Usage
+from structgen.server.openai.wire import Body
+from structgen.server.sse import EventStream
+from structgen.server.tenant import Tenant
+
+ProgramEvent = (
+    RunStarted
+    | RunEnded
+    | ProgramEntered
+    | ProgramLeft
+    | BranchOpened
+    | BranchClosed
+    | CallStarted
+    | TextDelta
+    | CallEnded
+    | VariableSet
+)
+# What does not show yet that anything could be computed.
+_OPENING = (RunStarted, ProgramEntered, BranchOpened, BranchClosed, CallStarted)
+N = TypeVar("N", int, float)
+_log = logging.getLogger("structgen.server")
+
+
+class ProgramOptions(Body, kw_only=True):
+    """Default options of the program's generations; what the program itself says comes first."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    priority: int | None = None
+
+
+class ProgramBudget(Body, kw_only=True):
+    """Limits of the run: completion tokens of all its requests, seconds from start to end."""
+
+    tokens: int | None = None
+    seconds: float | None = None
+
+
+class ProgramBody(Body, kw_only=True):
+    """The body of `POST /v1/programs/{name}`.
+
+    arguments    by name, as the program's `parameters` have them
+    cache_salt   divides the cache: what has another salt shares nothing with this
+    """
+
+    arguments: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    stream: bool | None = None
+    model: str | None = None
+    options: ProgramOptions | None = None
+    budget: ProgramBudget | None = None
+    cache_salt: str | None = None
+
+
+class ProgramResult(msgspec.Struct, kw_only=True):
+    """What came of a run, or the last event of its stream.
+
+    value      what the program returned
+    text       all that was said on its first state, the markup of roles included
+    variables  of its first state
+    omitted    names of variables whose values JSON has no form for; not there if there are none
+    """
+
+    id: str
+    object: Literal["program.result"] = "program.result"
+    created: int
+    program: str
+    value: Any
+    text: str
+    variables: dict[str, Any]
+    omitted: list[str] | UnsetType = UNSET
+    usage: Usage
+
+
+class ProgramCard(msgspec.Struct, kw_only=True):
+    """A program that is served.
+
+    description   the docstring of its function
+    parameters    JSON Schema of its arguments
+    returns       JSON Schema of its value, where it says
+    """
+
+    name: str
+    object: Literal["program"] = "program"
+    description: str
+    parameters: dict[str, Any]
+    returns: dict[str, Any] | None
+
+
+class Programs(msgspec.Struct, kw_only=True):
+    """The answer of `GET /v1/programs`."""
+
+    object: Literal["list"] = "list"
+    data: list[ProgramCard]
+
+
+# ---------------------------------------------------------------- routes
+
+
+async def list_programs(call: Call) -> web.StreamResponse:
+    """All programs."""
+    return call.answer(Programs(data=[_card(each) for each in call.service.programs.values()]))
+
+
+async def show_program(call: Call) -> web.StreamResponse:
+    """One program."""
+    return call.answer(_card(_named(call)))
+
+
+async def run_program(call: Call) -> web.StreamResponse:
+    """Run a program."""
+    run = _Run(call, _named(call), await call.body(ProgramBody))
+    with _counted(call):
+        try:
+            return await (_streamed(run) if run.body.stream else _whole(run))
+        except Exception as error:
+            raise run.failure(error) from error
+
+
+def _named(call: Call) -> Endpoint:
+    name, programs = call.request.match_info["name"], call.service.programs
+    if name in programs:
+        return programs[name]
+    served = ", ".join(programs) or "none"
+    raise ApiError(
+        404,
+        f"there is no program {name!r} here{did_you_mean(name, programs)}; served: {served}",
+        code="program_not_found",
+    )
+
+
+def _card(endpoint: Endpoint) -> ProgramCard:
+    return ProgramCard(
+        name=endpoint.name,
+        description=endpoint.description,
+        parameters=dict(endpoint.parameters),
+        returns=None if endpoint.returns is None else dict(endpoint.returns),
+    )
+
+
+# ---------------------------------------------------------------- a run
+
+
+class _Run:
+    """One run that a client asked for: the program with its options, arguments and limits."""
+
+    def __init__(self, call: Call, endpoint: Endpoint, body: ProgramBody) -> None:
+        """Raises `ApiError` and `OptionError`, naming the field, for what cannot be run."""
+        self.call, self.name, self.body = call, endpoint.name, body
+        self.id = f"run-{uuid4().hex}"
+        self.created = int(time.time())
+        self.left = False  # the client has
+        service = call.service
+        if body.model is not None and body.model not in service.names:
+            raise unknown_model(body.model, service.names)
+        self.arguments = _arguments(endpoint, bytes(body.arguments))
+        self.program = self._limited(self._using(endpoint.program))
+        self.tenant = Tenant(service.engine, call.namespace(body.cache_salt), call.came)
+
+    def _using(self, program: Program[..., Any]) -> Program[..., Any]:
+        """The program with the client's options."""
+        if self.body.options is None:
+            return program
+        given: Any = {
+            name: value
+            for name, value in msgspec.structs.asdict(self.body.options).items()
+            if value is not None
+        }
+        self.call.names.update({name: f"options.{name}" for name in given})
+        return program.using(**given)
+
+    def _limited(self, program: Program[..., Any]) -> Program[..., Any]:
+        """The program within the least of its own limits, the client's and the server's."""
+        asked, own = self.body.budget or ProgramBudget(), program.limits
+        timeout = self.call.service.config.request_timeout
+        tokens = _least(asked.tokens, own.tokens)
+        seconds = _least(asked.seconds, own.seconds, timeout)
+        # A client that set itself a limit has met it; one that met ours was cut off by us.
+        self.asked_seconds = asked.seconds is not None and seconds == asked.seconds
+        self.call.names.update(tokens="budget.tokens", seconds="budget.seconds")
+        return program.budget(tokens=tokens, seconds=seconds)
+
+    def answer(self, result: Result[Any]) -> ProgramResult:
+        """What came of it. Raises `ApiError` for a value that JSON has no form for."""
+        try:
+            value = json_of(result.value)
+        except TypeError as error:
+            raise ApiError(
+                500,
+                f"the program {self.name} returned a {type(result.value).__name__}, which cannot "
+                f"be written as JSON: {error}; let it return text, numbers, lists, dicts, structs "
+                "or models",
+                type_=SERVER,
+                code="value_not_json",
+            ) from None
+        written = {name: _written(value) for name, value in result.variables.items()}
+        omitted = [name for name, data in written.items() if data is None]
+        return ProgramResult(
+            id=self.id,
+            created=self.created,
+            program=self.name,
+            value=msgspec.Raw(value),
+            text=readable(result.text()),
+            variables={name: data for name, data in written.items() if data is not None},
+            omitted=omitted or UNSET,
+            usage=Usage.of(result.usage),
+        )
+
+    async def send(self, stream: EventStream, data: bytes, event: str) -> None:
+        """Send an event, and note where that is how it is found out that the client left."""
+        try:
+            await stream.send(data, event)
+        except ConnectionResetError:
+            self.left = True
+            raise
+
+    def failure(self, error: Exception) -> Exception:
+        """What an error of the run means to the client."""
+        error = next(_errors(error), error)
+        if self.left:
+            return error
+        if isinstance(error, BudgetError):
+            return self._exhausted(error)
+        found = api_error(error, self.call.names)
+        if found is None:
+            _log.error("program %s failed in %s", self.name, self.call.id, exc_info=error)
+            message = readable(f"the program {self.name} raised {type(error).__name__}: {error}")
+            return ApiError(500, message, type_=SERVER, code="program_failed")
+        if isinstance(error, OptionError) and error.option not in self.call.names:
+            found.param = None  # an option that the program gave, and that is no field here
+        return found
+
+    def _exhausted(self, error: BudgetError) -> ApiError:
+        field = f"budget.{error.budget}"
+        if error.budget == "seconds" and not self.asked_seconds:
+            return ApiError(504, str(error), type_=SERVER, code="timeout")
+        return ApiError(400, str(error), param=field, code="budget_exceeded")
+
+
+def _arguments(endpoint: Endpoint, data: bytes) -> dict[str, Any]:
+    """Arguments of a program. Raises `ApiError` naming the one that it does not take."""
+    try:
+        return endpoint.read(b"{}" if data == b"null" else data)
+    except (ValueError, RecursionError) as error:
+        raise of_validation(error, endpoint.parameters.get("properties", ()), "arguments") from None
+
+
+def _least(*limits: N | None) -> N | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _errors(error: BaseException) -> Iterator[Exception]:
+    """The errors in a group, or the error itself."""
+    return (each for each in leaves(error) if isinstance(each, Exception))
+
+
+def _written(value: object) -> msgspec.Raw | None:
+    """A value as JSON, None for what JSON has no form for."""
+    try:
+        return msgspec.Raw(json_of(value))
+    except TypeError:
+        return None
+
+
+@contextmanager
+def _counted(call: Call) -> Iterator[None]:
+    """Count what runs in the block as the call's cost, however they end."""
+
+    def listener(event: Event) -> None:
+        if isinstance(event, RunEnded):
+            call.usage += event.usage
+
+    token = LISTENERS.set((*LISTENERS.get(), listener))
+    try:
+        yield
+    finally:
+        LISTENERS.reset(token)
+
+
+async def _whole(run: _Run) -> web.StreamResponse:
+    try:
+        result = await run.program.run(run.tenant, **run.arguments)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ApiError(
+            500, f"the program {run.name} cancelled itself", type_=SERVER, code="program_failed"
+        ) from error
+    return run.call.answer(run.answer(result))
+
+
+# ---------------------------------------------------------------- as a stream
+
+
+async def _streamed(run: _Run) -> web.StreamResponse:
+    stream = run.call.stream(error_event="error")
+    began = time.perf_counter()
+    held: list[Event] | None = []
+    async with run.program.stream(run.tenant, **run.arguments) as running:
+        async for event in running:
+            if held is not None:
+                held.append(event)
+                if _shows_nothing(event):
+                    continue
+            for each in held or (event,):
+                await run.send(stream, _event(each, began), _kind(each))
+            held = None
+        answer = run.answer(running.result)
+    await run.send(stream, msgspec.json.encode(answer), "result")
+    return await stream.end()
+
+
+def _shows_nothing(event: Event) -> bool:
+    """Whether a run may still fail before anything of it was computed, after this event."""
+    return isinstance(event, _OPENING) or bool(getattr(event, "error", ""))
+
+
+def _kind(event: Event) -> str:
+    return str(type(event).__struct_config__.tag)
+
+
+def _event(event: Event, began: float) -> bytes:
+    """An event as JSON; its time counts from the beginning of the run."""
+    changes: dict[str, Any] = {"at": round(event.at - began, 6)}
+    if isinstance(event, VariableSet):
+        data = _written(event.value)
+        changes["value"] = UNSET if data is None else data
+    told = msgspec.structs.replace(event, **changes)
+    try:
+        return msgspec.json.encode(told)
+    except UnicodeEncodeError:
+        return json_of(told)

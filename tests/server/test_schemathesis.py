@@ -1,0 +1,120 @@
+"""Requests of every kind that the OpenAPI document admits, and many that it does not.
+
+`make fuzzer` installs what makes them. The bounded run is a test like any other; the long one is a
+soak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from structgen import State, program
+from structgen.server import ServerConfig
+from tests.engine.tiny import write_tiny_model
+from tests.server.served import Served, serving
+
+pytestmark = pytest.mark.anyio
+FUZZER = Path(sys.prefix) / "schemathesis" / "bin" / "schemathesis"
+CHECKS = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
+    *("response_schema_conformance", "response_headers_conformance", "unsupported_method"),
+)
+
+
+class Place(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    inner: Place | None = None
+
+
+@program
+async def visit(
+    s: State,
+    place: Place,
+    words: Annotated[int, msgspec.Meta(ge=1, le=9)] = 3,
+    tone: Literal["dry", "kind"] = "dry",
+) -> Place:
+    """Goes there."""
+    s += f"{tone} {place.name}:"
+    await s.gen("text", max_tokens=words)
+    return place
+
+
+@program
+async def sides(s: State, idea: str = "") -> list[str]:
+    """Takes both sides, and chooses one."""
+    s += f"Idea: {idea}"
+    async with s.fork(2) as branches:
+        return list(await branches.map(lambda branch, _: branch.gen("side", max_tokens=4)))
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[Served]:
+    """A server whose answers are short, since its model has little room."""
+    config = ServerConfig(names=("tiny",), max_choices=8)
+    model = write_tiny_model(folder, max_context=128)
+    async with serving(model, programs=[visit, sides], config=config) as found:
+        yield found
+
+
+async def fuzzed(found: Served, cases: int, folder: Path) -> tuple[int, str]:
+    """Exit code and report of a run with so many cases of each operation."""
+    if not FUZZER.exists():
+        pytest.skip("schemathesis is not installed: make fuzzer")
+    process = await asyncio.create_subprocess_exec(
+        *(str(FUZZER), "run", f"{found.url}/openapi.json"),
+        *("--checks", ",".join(CHECKS), "--phases", "fuzzing", "--max-examples", str(cases)),
+        *("--workers", "2", "--continue-on-failure", "--request-timeout", "30", "--seed", "7"),
+        *("--no-shrink", "--warnings", "off", "--no-color"),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode or 0, output.decode()
+
+
+def generated(report: str) -> int:
+    counted = re.search(r"(\d+) generated", report)
+    return int(counted[1]) if counted else 0
+
+
+def left_over(found: Served) -> dict[str, Any]:
+    """What of the requests is still in the engine."""
+    statistics = found.engine.statistics()
+    names = ("running", "waiting", "scopes", "slots_held", "slots_limbo")
+    return {name: getattr(statistics, name) for name in names if getattr(statistics, name)}
+
+
+class TestTheServer:
+    async def test_answers_whatever_it_is_sent_as_its_document_says(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as found:
+            code, report = await fuzzed(found, 6, tmp_path)
+
+            assert code == 0, report
+            assert generated(report) > 60
+            assert left_over(found) == {}
+
+    @pytest.mark.soak
+    @pytest.mark.timeout(3600)
+    async def test_answers_five_thousand_requests(self, tmp_path: Path) -> None:
+        async with served(tmp_path) as found:
+            code, report = await fuzzed(found, 600, tmp_path)
+
+            sys.stdout.write(f"\n{report[-2000:]}")
+            assert code == 0, report
+            assert generated(report) >= 5000
+            assert left_over(found) == {}
