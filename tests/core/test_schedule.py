@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from structgen.core.schedule import FORESEEN
 from structgen.errors import PromptError
 from structgen.request import Finish, Namespace
 from structgen.sampling import Want
@@ -283,6 +284,16 @@ class TestPressure:
         bench.plan()
 
         assert bench.planned() == [(one, 0, 4)]
+
+    def test_does_not_keep_room_for_outputs_as_long_as_a_context(self) -> None:
+        """Who names no limit may write to the end of the context, and hardly ever does."""
+        bench = Bench(4 * FORESEEN, chunk_size=16)
+        for first in range(4):
+            bench.submit(tokens(2, first), max_tokens=4 * FORESEEN - 2)
+
+        bench.plan()
+
+        assert len(bench.planned()) == 4
 
     def test_calls_in_slots_taken_ahead_before_it_retracts(self) -> None:
         bench = Bench(slots=18)

@@ -24,6 +24,7 @@ from structgen.request import Namespace
 
 AGING = 64  # tokens of cache hit that one pass of being overtaken is worth
 RESERVE = 32  # slots in a row that a decoding sequence takes at once
+FORESEEN = 4096  # tokens that an output is expected to have at most, whatever its request allows
 COMPARED = 128  # waiting requests whose cache hit is looked up; beyond that order is by arrival
 
 
@@ -174,7 +175,8 @@ class Schedule:
 
     def _final_length(self, sequence: Sequence) -> int:
         """Slots that a sequence is expected to need in the end."""
-        return sequence.known + int(self._expected * (sequence.max_length - sequence.known))
+        rest = min(sequence.max_length - sequence.known, FORESEEN)
+        return sequence.known + int(self._expected * rest)
 
     def _start(self, sequence: Sequence) -> None:
         sequence.status = Status.RUNNING
