@@ -1,4 +1,4 @@
-"""The command line: `structgen run | demo | generate | pull`.
+"""The command line: `structgen run | demo | generate | serve | pull`.
 
 Owns   what the commands are called, what they print and their exit codes. Torch is imported when
        an engine is opened, so that help and mistakes answer at once.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +12,9 @@ import typer
 
 from structgen.cli.constraint import EbnfOption, RegexOption, SchemaOption, constraint_options
 from structgen.cli.engine import Opening, run_loop
-from structgen.cli.failure import CommandError, ProgramError
+from structgen.cli.failure import CommandError, blaming
 from structgen.cli.options import DEFAULT_MODEL, Options, expand
+from structgen.cli.serve_options import ServeOptions
 
 app = typer.Typer(
     name="structgen",
@@ -121,6 +121,22 @@ def generate(
 
 
 @app.command()
+@expand
+def serve(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(help="A known name, a hub id, a folder or a .gguf file.")
+    ] = DEFAULT_MODEL,
+    *,
+    options: ServeOptions,
+) -> int:
+    """Serve a model, and programs, over HTTP: OpenAI's routes and more."""
+    from structgen.cli import serve as serving
+
+    return serving.serve(model, options, context.obj)
+
+
+@app.command()
 def pull(
     model: Annotated[str, typer.Argument(help="A known name or a hub id.")] = DEFAULT_MODEL,
 ) -> None:
@@ -145,7 +161,7 @@ def _run(
     recording = Recording(trace, tree=tree, json=options.json)
     file, name = source.split(target)
     with recording.kept():
-        with _blaming(file):
+        with blaming(file):
             options.sampling()
             program = source.program_in(file, name)
             keywords = arguments.keywords(program.function, pairs, program.bound)
@@ -155,12 +171,3 @@ def _run(
             typer.echo(report.to_json(outcome))
         else:
             report.show(outcome)
-
-
-@contextmanager
-def _blaming(file: Path) -> Iterator[None]:
-    """Errors that pass are reported with their line in the user's file."""
-    try:
-        yield
-    except Exception as error:
-        raise ProgramError(file) from error

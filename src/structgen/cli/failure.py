@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -36,6 +38,15 @@ class ProgramError(Exception):
     def __init__(self, file: Path) -> None:
         super().__init__(str(file))
         self.file = file
+
+
+@contextmanager
+def blaming(file: Path) -> Iterator[None]:
+    """Errors that pass are reported with their line in the user's file."""
+    try:
+        yield
+    except Exception as error:
+        raise ProgramError(file) from error
 
 
 def exit_code(error: BaseException) -> int:

@@ -92,10 +92,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in values.items() if value is not None}
 
 
-def expand(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `options` by an option for each field of `Options`."""
-    hints = get_type_hints(Options, include_extras=True)
-    own = [p for p in _parameters(command) if p.name != "options"]
+def expand(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace a command's parameter `options` by an option for each field of its type."""
+    parameters = _parameters(command)
+    own = [p for p in parameters if p.name != "options"]
+    (type_,) = (p.annotation for p in parameters if p.name == "options")
+    hints = get_type_hints(type_, include_extras=True)
     shared = [
         inspect.Parameter(
             field.name,
@@ -103,13 +105,13 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
             default=field.default,
             annotation=hints[field.name],
         )
-        for field in msgspec.structs.fields(Options)
+        for field in msgspec.structs.fields(type_)
     ]
 
     @functools.wraps(command)
-    def expanded(**values: Any) -> None:
+    def expanded(**values: Any) -> object:
         shares = {parameter.name: values.pop(parameter.name) for parameter in shared}
-        command(options=Options(**shares), **values)
+        return command(options=type_(**shares), **values)
 
     # typer reads both; the annotations of the command itself may be strings.
     expanded.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]  # a function can have one
@@ -117,5 +119,5 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
-def _parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+def _parameters(command: Callable[..., Any]) -> list[inspect.Parameter]:
     return list(inspect.signature(command, eval_str=True).parameters.values())

@@ -1,11 +1,14 @@
-"""Programs by file: `FILE` or `FILE:PROGRAM` to a `Program`.
+"""Programs by file: `FILE` or `FILE:PROGRAM` to a `Program`; for a server, by module, too.
 
-The file is imported the way Python runs a script: its folder stands first on the module path.
+A file is imported the way Python runs a script: its folder stands first on the module path. A
+module is imported as `python -m` does: the working directory stands first.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +16,8 @@ from typing import Any
 
 from structgen.cli.failure import CommandError
 from structgen.program.program import Program
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def split(target: str) -> tuple[Path, str | None]:
@@ -44,6 +49,43 @@ def program_in(file: Path, name: str | None) -> Program[..., Any]:
     if not own:
         raise CommandError(f"{file} has no program; decorate a coroutine with @structgen.program")
     raise CommandError(f"{file} has several programs; write {file}:NAME; {_listed(programs)}")
+
+
+def programs(target: str) -> list[Program[..., Any]]:
+    """The programs of `FILE` or `MODULE`, or the one that `:PROGRAM` names.
+
+    Raises `CommandError` when it is not there, or has no programs of its own.
+    """
+    path, name = split(target)
+    if path.is_file() or path.suffix == ".py" or not _MODULE.fullmatch(str(path)):
+        if name is not None:
+            return [program_in(path, name)]
+        if not path.is_file():
+            raise CommandError(f"{path} does not exist; expected a Python file or a module")
+        module = _imported(path)
+    else:
+        module = _module(str(path))
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Program)}
+    if name is not None:
+        if name not in found:
+            raise CommandError(f"{path} has no program {name!r}; {_listed(found)}")
+        return [found[name]]
+    own = {id(value): value for value in found.values() if value.__module__ == module.__name__}
+    if not own:
+        raise CommandError(f"{path} has no program; decorate a coroutine with @structgen.program")
+    return list(own.values())
+
+
+def _module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            raise CommandError(
+                f"{name}: there is no such module, and no such file; a file ends in .py"
+            ) from None
+        raise
 
 
 def _listed(programs: dict[str, Program[..., Any]]) -> str:

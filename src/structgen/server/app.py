@@ -1,0 +1,86 @@
+"""The routes of a server, in an application of its own or in somebody else's.
+
+Owns   the table of routes: path, handler, who may call it.
+Used   by applications that embed a server, and by `serving`, which runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from aiohttp import web
+
+from structgen.program.program import Program
+from structgen.server.call import cors_answer, framed, request_id
+from structgen.server.config import ServerConfig
+from structgen.server.errors import of_http
+from structgen.server.observe.access_log import log_refusal
+from structgen.server.routes import ROUTES
+from structgen.server.service import EngineSource, Service
+
+SERVICE = web.AppKey("structgen_service", Service)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(
+    engine: EngineSource,
+    *,
+    programs: Iterable[Program[..., Any]] = (),
+    config: ServerConfig = ServerConfig(),
+) -> web.Application:
+    """An application that serves an engine and programs, and nothing else.
+
+    Run it with `handler_cancellation=True` (`web.run_app`, `web.AppRunner`), so that a client who
+    leaves ends at once what it asked for; without it that is found out at the next write.
+    Other arguments and errors as in `add_routes`.
+    """
+    app = web.Application(client_max_size=config.max_body, middlewares=[_json_errors])
+    add_routes(app, engine, programs=programs, config=config)
+    return app
+
+
+def add_routes(
+    app: web.Application,
+    engine: EngineSource,
+    *,
+    programs: Iterable[Program[..., Any]] = (),
+    config: ServerConfig = ServerConfig(),
+) -> Service:
+    """Add the routes of a server to an application; returns what they share.
+
+    engine     an `Engine` that is open whenever the application runs, or the `web.AppKey` under
+               which the application keeps one: requests that come before it are told to wait
+    programs   served at `/v1/programs/NAME`, by the names of their functions
+
+    Raises `ValueError` for two programs of one name, `TypeError` for what is no program, and
+    `OptionError` for one whose arguments cannot be given in JSON.
+    """
+    service = Service(engine, programs, config)
+    service.attach(app)
+    app[SERVICE] = service
+    for route in ROUTES:
+        handler = framed(service, route.handle, route.access)
+        app.router.add_route(route.method, route.path, handler)
+        if route.method == "GET":
+            app.router.add_route("HEAD", route.path, handler)
+    if config.allowed_origins:
+        for path in dict.fromkeys(route.path for route in ROUTES):
+            app.router.add_route("OPTIONS", path, cors_answer(service))
+    return service
+
+
+@web.middleware
+async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What aiohttp answers by itself, no such route and the like, in the form of all errors."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        answer = of_http(error).response()
+        answer.headers["X-Request-Id"] = id_ = request_id(request)
+        log_refusal(request, id_, answer.status)
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer

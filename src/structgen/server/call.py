@@ -1,0 +1,279 @@
+"""One request of a client, and the frame in which its route runs.
+
+Owns   who is allowed in, the request's id, its end by the drain, and errors as answers.
+Holds  a route's error is an answer of its own status if nothing was sent yet, else the last event
+       of the stream. A client that leaves cancels the route, which ends what it started.
+Used   by `app`: every route is an `async def route(call) -> response`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal, TypeVar
+from uuid import uuid4
+
+import anyio
+import msgspec
+from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
+
+from structgen.request import Delta, Namespace, Usage
+from structgen.server.errors import SERVER, ApiError, api_error, of_http, of_validation
+from structgen.server.keys import Holder
+from structgen.server.observe.access_log import log_call
+from structgen.server.observe.metrics import Generation
+from structgen.server.observe.tracing import spanned
+from structgen.server.service import Service, shutting_down
+from structgen.server.sse import EventStream
+
+T = TypeVar("T")
+Route = Callable[["Call"], Awaitable[web.StreamResponse]]
+Access = Literal["open", "user", "admin"]
+"""Who may call a route: everybody, who has a key (where there are keys), who has an admin's."""
+
+GONE = 499  # in logs and metrics only: the client left before it was answered
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_log = logging.getLogger("structgen.server")
+
+
+class Call:
+    """A request that is being answered.
+
+    id        from the header X-Request-Id, or a new one; the answer's header repeats it
+    holder    whoever's key it came with
+    names     from an option's own name to the field that it was read from, for errors
+    usage     tokens that it has cost, for logs and metrics
+    waited    seconds until something of it was computed; None until that is known
+    first_token   seconds until its first token came, None before
+    finishes  why each of its generations ended
+    route     the path as it stands in the table of routes: "/v1/models/{id}"
+    program   that it runs, if it runs one
+    asked     its body, once that was read
+    failure   what it was answered by, if that was an error
+    """
+
+    def __init__(self, service: Service, request: web.Request, access: Access = "user") -> None:
+        self.service, self.request, self.access = service, request, access
+        self.id = request_id(request)
+        self.started = time.perf_counter()
+        resource = request.match_info.route.resource
+        self.route = resource.canonical if resource is not None else request.path
+        runs = request.method == "POST" and "/programs/" in self.route
+        self.program = request.match_info["name"] if runs else ""
+        self.asked: object = None
+        self.failure: ApiError | None = None
+        self.generations: dict[int, Generation] = {}
+        self.holder: Holder | None = None
+        self.names: dict[str, str] = {}
+        self.usage = Usage()
+        self.waited: float | None = None
+        self.first_token: float | None = None
+        self.finishes: list[str] = []
+        self._stream: EventStream | None = None
+
+    def namespace(self, salt: str | None = None) -> Namespace:
+        """Whose cache it may use: that of its key, divided by the salt if it has one."""
+        tenant = self.holder.tenant if self.holder else ""
+        return Namespace(tenant=f"{tenant}:{salt}" if salt else tenant)
+
+    def came(self, delta: Delta) -> None:
+        """A delta of one of its generations came; for logs and metrics."""
+        now = time.perf_counter()
+        self.service.metrics.came(self, delta, now)
+        if self.first_token is None and delta.tokens:
+            self.first_token = now - self.started
+        if delta.finish is not None:
+            self.finishes.append(delta.finish.reason)
+            if self.waited is None:
+                self.waited = delta.finish.waited
+
+    @property
+    def cost(self) -> int:
+        """Tokens that it has used, whether or not it came to its end."""
+        drawn = sum(generation.tokens for generation in self.generations.values())
+        return max(self.usage.prompt_tokens + self.usage.completion_tokens, drawn)
+
+    def stream(self, *, error_event: str = "") -> EventStream:
+        """The stream of events that answers it; nothing is sent before its first event.
+
+        error_event   name of the event that ends it by an error
+        """
+        headers = {"X-Request-Id": self.id, **cors(self)}
+        self._stream = EventStream(
+            self.request, headers, self.service.config.keep_alive, error_event=error_event
+        )
+        return self._stream
+
+    def answer(self, body: object, status: int = 200) -> web.Response:
+        """An answer in JSON."""
+        return web.Response(
+            status=status, body=msgspec.json.encode(body), content_type="application/json"
+        )
+
+    async def body(self, type_: type[T]) -> T:
+        """The body, read as JSON of this type.
+
+        Raises `ApiError` for one that is no JSON or of another form, `web.HTTPException` for one
+        that is too large.
+        """
+        self._check_type()
+        data = await self._read()
+        try:
+            body = msgspec.json.decode(data, type=type_)
+        except msgspec.ValidationError as error:
+            raise of_validation(error, getattr(type_, "__struct_fields__", ())) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ApiError(400, f"the body is not JSON: {error}") from None
+        self.asked = body
+        return body
+
+    def _check_type(self) -> None:
+        """Refuse a body that is not said to be JSON.
+
+        A page of another origin can send one of some other type without being asked whether it
+        may; with this one, browsers ask ahead.
+        """
+        found = self.request.content_type
+        if "Content-Type" not in self.request.headers:
+            found = "missing"
+        if found != "application/json":
+            raise ApiError(
+                415,
+                f"the content type is {found}; send JSON, as Content-Type: application/json",
+                code="unsupported_media_type",
+            )
+
+    async def _read(self) -> bytes:
+        most, request = self.service.config.max_body, self.request
+        if (request.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        found = bytearray()
+        try:
+            async for piece in request.content.iter_chunked(1 << 16):
+                found += piece
+                if len(found) > most:
+                    raise web.HTTPRequestEntityTooLarge(most, len(found))
+        except RequestPayloadError:
+            raise ApiError(
+                400, "the body cannot be read: its chunks, or its compression, are broken"
+            ) from None
+        return bytes(found)
+
+    async def fail(self, error: ApiError) -> web.StreamResponse:
+        """Answer by an error, in the stream if that has begun."""
+        self.failure = error
+        if self._stream is not None and self._stream.begun:
+            return await self._stream.fail(error)
+        return error.response()
+
+    async def close(self) -> None:
+        """Nothing is sent any more."""
+        if self._stream is not None:
+            await self._stream.close()
+
+
+def framed(
+    service: Service, route: Route, access: Access
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """A route as aiohttp calls it."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        call = Call(service, request, access)
+        status = GONE
+        try:
+            with spanned(call):
+                response = await _answered(call, route)
+            status = response.status
+        finally:
+            _note_end(call, status)
+        return response
+
+    return handler
+
+
+def _note_end(call: Call, status: int) -> None:
+    """Tell everybody who counts that a call has ended; 499 for one whose client left."""
+    seconds = time.perf_counter() - call.started
+    if call.holder is not None:
+        call.holder.leave(call.cost)
+    call.service.metrics.ended(call, status, seconds)
+    log_call(call, status, seconds)
+
+
+async def _answered(call: Call, route: Route) -> web.StreamResponse:
+    try:
+        response = await _run(call, route)
+    except ConnectionResetError:
+        raise  # the client left, and a write found out; aiohttp makes nothing of it
+    except web.HTTPException as error:
+        response = await call.fail(of_http(error))
+    except Exception as error:  # noqa: BLE001 - a client must hear of it, whatever it is
+        failure = api_error(error, call.names)
+        if failure is None:
+            _log.exception("request %s failed", call.id)
+            failure = ApiError(500, "the server failed; its log says why", type_=SERVER)
+        response = await call.fail(failure)
+    finally:
+        await call.close()
+    if not response.prepared:
+        response.headers["X-Request-Id"] = call.id
+        response.headers.update(cors(call))
+    if call.service.draining:
+        response.force_close()  # whoever has more to ask must ask somebody else
+    return response
+
+
+async def _run(call: Call, route: Route) -> web.StreamResponse:
+    service = call.service
+    call.holder = service.keys.admit(call.request.headers.get("Authorization"), call.access)
+    if call.access == "open":
+        return await route(call)
+    response: web.StreamResponse | None = None
+    with anyio.CancelScope() as scope:
+        service.enter(scope)
+        try:
+            response = await route(call)
+        finally:
+            service.leave(scope)
+    if response is None:
+        raise shutting_down()
+    return response
+
+
+def request_id(request: web.Request) -> str:
+    """The id that a client gave a request, or a new one."""
+    given = request.headers.get("X-Request-Id", "")
+    return given if _ID.fullmatch(given) else f"req-{uuid4().hex}"
+
+
+def cors_answer(service: Service) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """What a browser is told that asks ahead whether a page may call a route."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        headers = cors(Call(service, request, "open"))
+        if headers:
+            asked = request.headers.get("Access-Control-Request-Headers", "")
+            headers |= {
+                "Access-Control-Allow-Methods": "GET, POST",
+                "Access-Control-Allow-Headers": asked or "Authorization, Content-Type",
+                "Access-Control-Max-Age": "600",
+            }
+        return web.Response(status=204, headers=headers)
+
+    return handler
+
+
+def cors(call: Call) -> dict[str, str]:
+    """The headers that let a page of an allowed origin read the answer."""
+    origin = call.request.headers.get("Origin")
+    allowed = call.service.config.allowed_origins
+    if origin is None or not ({"*", origin} & set(allowed)):
+        return {}
+    return {
+        "Access-Control-Allow-Origin": "*" if "*" in allowed else origin,
+        "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+        **({} if "*" in allowed else {"Vary": "Origin"}),
+    }

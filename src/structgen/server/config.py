@@ -1,0 +1,82 @@
+"""What a server is told: names, keys, limits, times. The engine's own options are the engine's.
+
+Used by everything in `server`, and by `structgen serve`, whose flags these are.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from structgen.errors import OptionError
+from structgen.output.reasoning import Family, check_family
+from structgen.sampling import check_range, check_whole
+
+ToolForm = Literal["auto", "json", "hermes"]
+MIB = 1 << 20
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a server.
+
+    names                what clients may call the model; empty: the engine's own names for it
+    api_keys             who sends one of these, as `Authorization: Bearer KEY`, may use it; empty:
+                         everybody may
+    admin_keys           who may flush the cache and abort requests; empty: whoever may use it
+    key_concurrency      requests that one key may have at a time; one more is answered by 429
+    key_requests         requests that one key may send in a minute
+    key_tokens           tokens, of prompts and outputs, that one key may use in a minute
+    max_body             bytes of a body; a larger one is answered by 413
+    max_choices          prompts x n of one request
+    request_timeout      seconds after which a generation that has not ended is ended, with 504
+    retries              times that an answer which is whole, but breaks its own constraint (an open
+                         object with a key twice), is made again, where it is not streamed
+    drain                seconds that requests have to end once the server was told to stop
+    stall                seconds without a step, while there is work, after which it is not ready
+    keep_alive           seconds of silence after which a stream gets a comment, `: ping`
+    allowed_origins      of pages that may call it, as CORS has them; "*" for all
+    reasoning            family of the model, whose reasoning is set apart from its answer
+    tool_form            how tool calls are written: as the model's template does where it has
+                         tools (hermes: `<tool_call>` tags), or as plain JSON
+
+    Raises `OptionError` for values out of range.
+    """
+
+    names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
+    key_concurrency: int | None = None
+    key_requests: int | None = None
+    key_tokens: int | None = None
+    max_body: int = 32 * MIB
+    max_choices: int = 256
+    request_timeout: float | None = None
+    retries: int = 2
+    drain: float = 30.0
+    stall: float = 30.0
+    keep_alive: float = 15.0
+    allowed_origins: tuple[str, ...] = ()
+    reasoning: Family | None = None
+    tool_form: ToolForm = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("names", "api_keys", "admin_keys", "allowed_origins"):
+            value = getattr(self, name)
+            if isinstance(value, str) or any(not isinstance(e, str) or not e for e in value):
+                raise OptionError(name, "expected a sequence of strings that are not empty")
+            msgspec.structs.force_setattr(self, name, tuple(value))
+        for name in ("key_concurrency", "key_requests", "key_tokens"):
+            check_whole(name, getattr(self, name), low=1, optional=True)
+        check_whole("max_body", self.max_body, low=1)
+        check_whole("max_choices", self.max_choices, low=1)
+        check_whole("retries", self.retries, low=0)
+        timeout = self.request_timeout
+        check_range("request_timeout", timeout, 0.0, 1e9, open_low=True, optional=True)
+        check_range("drain", self.drain, 0.0, 1e9)
+        for name in ("stall", "keep_alive"):
+            check_range(name, getattr(self, name), 0.0, 1e9, open_low=True)
+        if self.reasoning is not None:
+            check_family(self.reasoning)
+        if self.tool_form not in {"auto", "json", "hermes"}:
+            raise OptionError("tool_form", f"expected auto, json or hermes, got {self.tool_form!r}")

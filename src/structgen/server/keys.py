@@ -1,0 +1,129 @@
+"""API keys: who may call, whose cache it is, and how much one key may use.
+
+Holds  a key is compared in constant time with all that there are, and stands in no log: what names
+       it is a digest.
+Used   by `call`, at the beginning and at the end of each.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections import deque
+from hashlib import blake2b
+from typing import Literal
+
+from structgen.server.config import ServerConfig
+from structgen.server.errors import ApiError
+
+_MINUTE = 60.0
+
+
+class _Account:
+    """What one key has used lately."""
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.running = 0
+        self.began: deque[float] = deque()  # when each request of the last minute came
+        self.spent: deque[tuple[float, int]] = deque()  # tokens of the last minute
+
+    def forget(self, now: float) -> None:
+        """Drop what is older than a minute."""
+        while self.began and self.began[0] <= now - _MINUTE:
+            self.began.popleft()
+        while self.spent and self.spent[0][0] <= now - _MINUTE:
+            self.spent.popleft()
+
+
+class Holder:
+    """Whoever holds a key, for one call.
+
+    tenant   names the key in caches and logs, "" where there are no keys
+    """
+
+    def __init__(self, account: _Account) -> None:
+        self._account = account
+        self.tenant = account.tenant
+
+    def leave(self, tokens: int) -> None:
+        """The call has ended, and cost so many tokens."""
+        self._account.running -= 1
+        if tokens and self.tenant:
+            self._account.spent.append((time.monotonic(), tokens))
+
+
+class Keys:
+    """The keys of one server."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._users = {key.encode(): _Account(_digest(key)) for key in config.api_keys}
+        admins = {key.encode(): _Account(_digest(key)) for key in config.admin_keys}
+        # A key of both kinds has one account: its limits hold for all that it does.
+        self._admins = {key: self._users.get(key, account) for key, account in admins.items()}
+        self._nobody = _Account("")
+
+    def admit(
+        self, authorization: str | None, access: Literal["open", "user", "admin"]
+    ) -> Holder | None:
+        """Let a call in; None for a route that is open to everybody.
+
+        Raises `ApiError`: 401 for a key that is missing or wrong, 429 for one that is at a limit.
+        """
+        if access == "open":
+            return None
+        known = self._known(access)
+        account = self._nobody if not known else self._account(authorization, known)
+        if account is not self._nobody:
+            self._check_limits(account)
+            account.began.append(time.monotonic())
+        account.running += 1
+        return Holder(account)
+
+    def _known(self, access: str) -> dict[bytes, _Account]:
+        if access == "admin" and self._admins:
+            return self._admins
+        return {**self._users, **self._admins} if self._users else {}
+
+    def _account(self, authorization: str | None, known: dict[bytes, _Account]) -> _Account:
+        scheme, _, given = (authorization or "").partition(" ")
+        sent = given.strip().encode(errors="replace")
+        found: _Account | None = None
+        for key, account in known.items():  # all of them, whichever it is
+            if secrets.compare_digest(key, sent):
+                found = account
+        if found is None or scheme.lower() != "bearer":
+            said = "the API key is wrong" if given else "an API key is missing"
+            raise ApiError(
+                401, f"{said}; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
+            )
+        return found
+
+    def _check_limits(self, account: _Account) -> None:
+        config, now = self._config, time.monotonic()
+        account.forget(now)
+        if config.key_concurrency is not None and account.running >= config.key_concurrency:
+            raise _limited(f"{account.running} requests of this key are running", 1)
+        if config.key_requests is not None and len(account.began) >= config.key_requests:
+            rest = account.began[0] + _MINUTE - now
+            raise _limited(f"{len(account.began)} requests of this key came in a minute", rest)
+        used = sum(tokens for _, tokens in account.spent)
+        if config.key_tokens is not None and used >= config.key_tokens:
+            rest = account.spent[0][0] + _MINUTE - now
+            raise _limited(f"{used} tokens of this key were used in a minute", rest)
+
+
+def _limited(what: str, seconds: float) -> ApiError:
+    return ApiError(
+        429,
+        f"{what}, as many as are allowed; send it again later",
+        type_="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after=max(1, math.ceil(seconds)),
+    )
+
+
+def _digest(key: str) -> str:
+    return blake2b(key.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,1 @@
+"""What others see of a server: its health, its figures, its log, its traces."""

@@ -1,0 +1,133 @@
+"""Running a server as a process does: from its sockets to its end by a signal.
+
+Holds  the sockets listen before the model is read, and what comes meanwhile is told to wait. The
+       first SIGTERM or SIGINT lets calls end, for as long as the config says; the second ends the
+       process at once. Connections are answered until the engine has ended.
+Used   by `structgen serve`. An application of its own adds the routes and runs itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from ssl import SSLContext
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from aiohttp import web
+
+from structgen.engine.engine import Engine
+from structgen.program.program import Program
+from structgen.server.app import SERVICE, make_app
+from structgen.server.config import ServerConfig
+from structgen.server.service import Service
+
+BACKLOG = 1024  # connections that wait to be taken
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_CLOSING = 0.5  # seconds for connections to close, once their calls have ended
+_AT_ONCE = 0.5  # seconds after which a process that was told twice is gone, whatever it does
+
+
+async def run(
+    engine: Engine,
+    sockets: Sequence[socket.socket],
+    *,
+    programs: Iterable[Program[..., Any]] = (),
+    config: ServerConfig = ServerConfig(),
+    tls: SSLContext | None = None,
+    ready: Callable[[Service], None] = lambda _: None,
+) -> bool:
+    """Serve an engine that is not open yet, until a signal; False if there was a second signal.
+
+    sockets   bound, and listening
+    ready     called when the model is loaded and requests are served
+
+    Raises what opening the engine raises, and `EngineDiedError` if it ended by itself.
+    """
+    app = make_app(engine, programs=programs, config=config)
+    service = app[SERVICE]
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING
+    )
+    with _Stop(service.hurry) as stop:
+        await runner.setup()
+        try:
+            for each in sockets:
+                await _site(runner, each, tls).start()
+            async with engine:
+                if not stop.asked.is_set():
+                    ready(service)
+                await stop.asked.wait()
+                await service.drain(config.drain)
+        finally:
+            service.draining = True  # so that what still comes is told so, and not to wait
+            await runner.cleanup()
+    return not stop.twice
+
+
+class _Stop:
+    """Whether the process was told to stop, by signals.
+
+    asked   once
+    twice   the process ends in a moment, in an orderly way or not
+    """
+
+    def __init__(self, hurry: Callable[[], None]) -> None:
+        self.asked, self.twice = anyio.Event(), False
+        self._hurry = hurry
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Self:
+        for each in _SIGNALS:
+            self._loop.add_signal_handler(each, self._came, each)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for each in _SIGNALS:
+            self._loop.remove_signal_handler(each)
+
+    def _came(self, which: signal.Signals) -> None:
+        if not self.asked.is_set():
+            self.asked.set()
+        elif not self.twice:
+            self.twice = True
+            self._hurry()
+            # A step that computes cannot be interrupted, and the interpreter would wait for it.
+            self._loop.call_later(_AT_ONCE, os._exit, 128 + which)
+
+
+def _site(runner: web.AppRunner, each: socket.socket, tls: SSLContext | None) -> web.BaseSite:
+    if each.family == socket.AF_UNIX:
+        return _UnixSite(runner, each, tls)
+    return web.SockSite(runner, each, ssl_context=tls, backlog=BACKLOG)
+
+
+class _UnixSite(web.BaseSite):
+    """A Unix socket that is bound already, which not every event loop takes for one of TCP."""
+
+    def __init__(self, runner: web.AppRunner, each: socket.socket, tls: SSLContext | None) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
+        self._socket = each
+
+    @property
+    def name(self) -> str:
+        """Where it is."""
+        return f"unix:{self._socket.getsockname()}"
+
+    async def start(self) -> None:
+        """Begin to take connections."""
+        await super().start()
+        server = self._runner.server
+        assert server is not None
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            server, sock=self._socket, ssl=self._ssl_context, backlog=self._backlog
+        )
