@@ -36,7 +36,7 @@ demo: venv
 	$(BIN)/structgen demo
 
 # One thread a worker: torch must not start a thread for every core in every worker.
-test: venv model fuzzer
+test: venv model
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 check: venv
@@ -48,5 +48,5 @@ check: venv
 bench: venv model
 	$(BIN)/python -m benchmarks
 
-soak: venv model
+soak: venv model fuzzer
 	$(BIN)/pytest -m soak -s --timeout=3600

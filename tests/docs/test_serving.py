@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from structgen.cli.serve import ServeOptions
+from structgen.cli.serve_options import ServeOptions
 from structgen.server.config import ServerConfig
 from structgen.server.openai.wire import ChatBody, CompletionBody
 from structgen.server.programs import ProgramBody

@@ -603,6 +603,8 @@ class TestCallsOverHttp:
             ),
             ({"regex": "a"}, "regex"),
             ({"tools": [{"function": {"name": "a"}}]}, "tools[0].type"),
+            ({"tools": [tool("a", parametres={})]}, "tools[0].function.parametres"),
+            ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
             ({"tools": "get_weather"}, "tools"),
         ],
         ids=lambda value: str(value)[:60],

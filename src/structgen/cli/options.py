@@ -12,6 +12,7 @@ import msgspec
 import typer
 from typer.models import OptionInfo
 
+from structgen.errors import OptionError
 from structgen.options import GenOptions
 from structgen.sampling import Sampling
 
@@ -79,6 +80,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def sampling(self) -> GenOptions:
         """The sampling options that were given. Raises `OptionError` for one out of range."""
         given = self._given("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+        if given.get("max_tokens") == 0:
+            raise OptionError("max_tokens", "must be at least 1, got 0")  # nothing would come of it
         Sampling(**given)
         return cast("GenOptions", given)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, LengthFinishReasonError
@@ -62,6 +62,23 @@ class TestParse:
             assert json.loads(choice.message.content or "") == choice.message.parsed.model_dump(
                 mode="json"
             )
+
+    # The package warns of its own objects where it writes them as JSON.
+    @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+    async def test_makes_messages_that_can_be_sent_again(self, client: AsyncOpenAI) -> None:
+        """Users append what they got to the chat; it has the parsed object beside the text."""
+        first = await client.chat.completions.parse(
+            model=MODEL, messages=HI, response_format=Place, temperature=0
+        )
+        message = first.choices[0].message
+        assert message.parsed is not None
+        again: Any = [*HI, message, {"role": "user", "content": "And now?"}]
+
+        second = await client.chat.completions.create(model=MODEL, messages=again, max_tokens=2)
+
+        assert second.usage is not None
+        assert first.usage is not None
+        assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
     async def test_says_that_an_answer_was_cut_off(self, client: AsyncOpenAI) -> None:
         with pytest.raises(LengthFinishReasonError):

@@ -39,7 +39,7 @@ class StructuredOutputs(Body, kw_only=True):
     structural_tag: str | Json | None = None
 
 
-class ResponseFormat(msgspec.Struct, kw_only=True):
+class ResponseFormat(Body, kw_only=True):
     """OpenAI's way: `type` is text, json_object, json_schema or structural_tag.
 
     json_schema   `{"name": ..., "schema": {...}, "strict": true}`
@@ -128,6 +128,7 @@ class ChatMessage(Body, kw_only=True):
     """A message of a chat.
 
     name                          of whoever wrote it: templates have no place for it, so ignored
+    parsed                        what a client made of an earlier answer: ignored
     reasoning_content, reasoning  of an earlier answer: not shown to the model again, so ignored
     """
 
@@ -140,11 +141,12 @@ class ChatMessage(Body, kw_only=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     annotations: Any = None
+    parsed: Any = None
     audio: Any = None
     function_call: Any = None
 
 
-class Function(msgspec.Struct, kw_only=True):
+class Function(Body, kw_only=True):
     """A function that the model may call; `parameters` is the JSON Schema of its arguments."""
 
     name: str
@@ -153,20 +155,20 @@ class Function(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class ToolSpec(msgspec.Struct, kw_only=True):
+class ToolSpec(Body, kw_only=True):
     """A tool; `type` is function."""
 
     type: str
     function: Function | None = None
 
 
-class NamedFunction(msgspec.Struct, kw_only=True):
+class NamedFunction(Body, kw_only=True):
     """The name of a function."""
 
     name: str
 
 
-class NamedTool(msgspec.Struct, kw_only=True):
+class NamedTool(Body, kw_only=True):
     """A tool that must be called."""
 
     type: str = "function"
