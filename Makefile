@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FUZZER := .venv/schemathesis/.installed
 
-.PHONY: venv model fuzzer demo test check bench soak
+.PHONY: venv model fuzzer demo test docs check bench soak
 
 venv: $(INSTALLED)
 
@@ -37,7 +37,11 @@ demo: venv
 
 # One thread a worker: torch must not start a thread for every core in every worker.
 test: venv model
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/docs
+
+# What the pages say: their programs are run, and print what they claim.
+docs: venv model
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal tests/docs
 
 check: venv
 	$(BIN)/ruff check .

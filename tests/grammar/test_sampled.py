@@ -28,7 +28,7 @@ from tests.grammar.derivatives import TREES, Tree, source
 from tests.grammar.schema.random_schemas import Schema, schema
 from tests.grammar.schema.values import VOCABULARY
 
-EXAMPLES = int(os.environ.get("STRUCTGEN_SAMPLED_EXAMPLES", "2000"))
+EXAMPLES = int(os.environ.get("STRUCTGEN_SAMPLED_EXAMPLES", "500"))
 TEXTS = 3  # of each constraint
 REFERENCES = ("#", "#/$defs/one", "#/$defs/two")
 FORMATS = (
