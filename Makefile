@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FUZZER := .venv/schemathesis/.installed
 
-.PHONY: venv model fuzzer demo test docs check bench soak
+.PHONY: venv model fuzzer demo test docs served check bench soak
 
 venv: $(INSTALLED)
 
@@ -37,7 +37,12 @@ demo: venv
 
 # One thread a worker: torch must not start a thread for every core in every worker.
 test: venv model
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/docs
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/docs \
+		-m 'not soak and not served'
+
+# Field cases, and the suite of llm-comply, against server processes with the default model.
+served: venv model
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m served tests/cases tests/server
 
 # What the pages say: their programs are run, and print what they claim.
 docs: venv model

@@ -22,7 +22,7 @@ from tests.cases.probes import COUNT, EMOJI, EVEN, LINES, SMILES
 from tests.server.process import ServerProcess, server_process
 from tests.server.served import Answer, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.served]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = "smol"

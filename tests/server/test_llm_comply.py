@@ -20,7 +20,7 @@ import pytest
 from tests.server.process import ServerProcess, server_process
 
 # Seconds of it are the model's, and a busy machine makes them minutes.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.served, pytest.mark.timeout(300)]
 
 NEEDS_IMAGES = {"chat-image-input"}
 SKIPPED_BY_THE_SUITE = {"chat-reasoning-summary"}
