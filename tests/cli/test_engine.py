@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 
-from structgen.cli.engine import without_collections
+from structgen.cli.engine import open_engine, without_collections
+from structgen.engine.engine import Engine
 
 
 class TestImportingWithoutCollections:
@@ -33,3 +35,16 @@ class TestImportingWithoutCollections:
             assert not gc.isenabled()
         finally:
             gc.enable()
+
+
+class TestAnEngine:
+    def test_is_called_what_it_was_asked_for_and_not_where_it_lies(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "model.gguf"
+        monkeypatch.setattr("structgen.cli.fetching.locate", lambda _: file)
+
+        engine = open_engine("smollm2-135m")
+
+        assert isinstance(engine, Engine)
+        assert engine.model == "smollm2-135m"

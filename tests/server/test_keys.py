@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from structgen.errors import OptionError
 from structgen.server import ServerConfig
 from structgen.server.errors import ApiError
 from structgen.server.keys import Keys
@@ -57,7 +58,9 @@ class TestAKey:
     async def test_of_an_admin_is_needed_to_flush_the_cache(self, serve: Serve) -> None:
         async with serve(config=TWO) as served:
             for path in ("/flush_cache", "/reset_prefix_cache"):
-                assert (await served.post(path, **bearer("one"))).status == 401
+                refused = await served.post(path, **bearer("one"))
+                assert refused.status == 401
+                assert "the admin's API key is wrong" in refused.error["message"]
                 assert (await served.post(path, **bearer("root"))).status == 200
             assert (await served.post(CHAT, BODY, **bearer("root"))).status == 200
 
@@ -135,7 +138,7 @@ class TestALimit:
         limited = keys(key_requests=2)
         for _ in range(2):
             limited.admit("Bearer one", "user")
-        with pytest.raises(ApiError, match="2 requests of this key") as refused:
+        with pytest.raises(ApiError, match="requests of this key in a minute: 2") as refused:
             limited.admit("Bearer one", "user")
         assert (refused.value.status, refused.value.retry_after) == (429, 60)
 
@@ -146,6 +149,11 @@ class TestALimit:
 
         now += 0.6
         assert limited.admit("Bearer one", "user") is not None
+
+    @pytest.mark.parametrize("limit", ["key_concurrency", "key_requests", "key_tokens"])
+    def test_without_keys_is_refused(self, limit: str) -> None:
+        with pytest.raises(OptionError, match=f"{limit}: .* there are none"):
+            ServerConfig(**{limit: 1})  # type: ignore[arg-type]  # of each its own
 
     async def test_of_tokens_in_a_minute_is_kept(self, serve: Serve) -> None:
         config = ServerConfig(api_keys=("one", "two"), key_tokens=20)

@@ -43,7 +43,9 @@ def open_engine(model: str, **options: Any) -> AbstractAsyncContextManager[Engin
     with without_collections():
         from structgen.engine.engine import Engine
 
-    return Engine(path, **options)
+    engine = Engine(path, **options)
+    engine.model = model  # as it was asked for: where its files are is nothing for clients
+    return engine
 
 
 @contextmanager

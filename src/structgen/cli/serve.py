@@ -64,7 +64,8 @@ def _run(
 
     def ready(service: Service) -> None:
         names = ", ".join(service.names)
-        served = f" and {len(programs)} programs" if programs else ""
+        count = f"{len(programs)} program{'s' if len(programs) > 1 else ''}"
+        served = f" and {count}" if programs else ""
         typer.echo(f"ready: serving {names}{served} at {address.url}")
         sys.stdout.flush()
 

@@ -95,12 +95,12 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     api_key: Annotated[
         list[str] | None,
-        _option(_ACCESS, "Only who sends it may use it; repeatable.", envvar="STRUCTGEN_API_KEY"),
+        _option(_ACCESS, "Only who sends one may use it; repeatable.", envvar="STRUCTGEN_API_KEY"),
     ] = None
     admin_api_key: Annotated[
         list[str] | None,
         _option(
-            _ACCESS, "Only who sends it may flush the cache.", envvar="STRUCTGEN_ADMIN_API_KEY"
+            _ACCESS, "Only who sends one may flush the cache.", envvar="STRUCTGEN_ADMIN_API_KEY"
         ),
     ] = None
     allowed_origins: Annotated[
@@ -114,11 +114,12 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_tokens: Annotated[
         int | None, _option(_LIMITS, "Most prompt tokens that wait; others are refused by 503.")
     ] = None
-    request_timeout: Annotated[float | None, _option(_LIMITS, "Most seconds of a generation.")] = (
-        None
-    )
+    request_timeout: Annotated[
+        float | None, _option(_LIMITS, "Most seconds of a generation, or of a program's run.")
+    ] = None
     drain_timeout: Annotated[
-        float | None, _option(_LIMITS, "Seconds that calls have to end after SIGTERM; else 30.")
+        float | None,
+        _option(_LIMITS, "Seconds that calls have to end after SIGTERM or Ctrl-C; else 30."),
     ] = None
     stall_timeout: Annotated[
         float | None, _option(_LIMITS, "Seconds without a step until /health says so; else 30.")
@@ -170,7 +171,10 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         Path | None, _option(_CHAT, "A Jinja file in place of the model's own template.")
     ] = None
     reasoning_parser: Annotated[
-        str | None, _option(_CHAT, "Family of the model, whose reasoning is set apart.")
+        str | None,
+        _option(
+            _CHAT, "Set reasoning apart: deepseek-r1, qwen3, gpt-oss or kimi, as the model is."
+        ),
     ] = None
     tool_call_parser: Annotated[
         str | None, _option(_CHAT, "How tool calls are written: auto, hermes or json.")

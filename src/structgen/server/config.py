@@ -23,7 +23,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     names                what clients may call the model; empty: the engine's own names for it
     api_keys             who sends one of these, as `Authorization: Bearer KEY`, may use it; empty:
                          everybody may
-    admin_keys           who may flush the cache and abort requests; empty: whoever may use it
+    admin_keys           who sends one of these may flush the cache, and all else; empty: whoever
+                         may use it
     key_concurrency      requests that one key may have at a time; one more is answered by 429
     key_requests         requests that one key may send in a minute
     key_tokens           tokens, of prompts and outputs, that one key may use in a minute
@@ -68,6 +69,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, name, tuple(value))
         for name in ("key_concurrency", "key_requests", "key_tokens"):
             check_whole(name, getattr(self, name), low=1, optional=True)
+            if getattr(self, name) is not None and not self.api_keys:
+                raise OptionError(name, "it limits each API key, and there are none; add one")
         check_whole("max_body", self.max_body, low=1)
         check_whole("max_choices", self.max_choices, low=1)
         check_whole("retries", self.retries, low=0)

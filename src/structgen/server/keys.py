@@ -75,7 +75,8 @@ class Keys:
         if access == "open":
             return None
         known = self._known(access)
-        account = self._nobody if not known else self._account(authorization, known)
+        kind = "admin's API key" if known is self._admins else "API key"
+        account = self._account(authorization, known, kind) if known else self._nobody
         if account is not self._nobody:
             self._check_limits(account)
             account.began.append(time.monotonic())
@@ -87,7 +88,9 @@ class Keys:
             return self._admins
         return {**self._users, **self._admins} if self._users else {}
 
-    def _account(self, authorization: str | None, known: dict[bytes, _Account]) -> _Account:
+    def _account(
+        self, authorization: str | None, known: dict[bytes, _Account], kind: str
+    ) -> _Account:
         scheme, _, given = (authorization or "").partition(" ")
         sent = given.strip().encode(errors="replace")
         found: _Account | None = None
@@ -95,7 +98,7 @@ class Keys:
             if secrets.compare_digest(key, sent):
                 found = account
         if found is None or scheme.lower() != "bearer":
-            said = "the API key is wrong" if given else "an API key is missing"
+            said = f"the {kind} is wrong" if given else f"an {kind} is missing"
             raise ApiError(
                 401, f"{said}; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
             )
@@ -105,14 +108,14 @@ class Keys:
         config, now = self._config, time.monotonic()
         account.forget(now)
         if config.key_concurrency is not None and account.running >= config.key_concurrency:
-            raise _limited(f"{account.running} requests of this key are running", 1)
+            raise _limited(f"requests of this key that run: {account.running}", 1)
         if config.key_requests is not None and len(account.began) >= config.key_requests:
             rest = account.began[0] + _MINUTE - now
-            raise _limited(f"{len(account.began)} requests of this key came in a minute", rest)
+            raise _limited(f"requests of this key in a minute: {len(account.began)}", rest)
         used = sum(tokens for _, tokens in account.spent)
         if config.key_tokens is not None and used >= config.key_tokens:
             rest = account.spent[0][0] + _MINUTE - now
-            raise _limited(f"{used} tokens of this key were used in a minute", rest)
+            raise _limited(f"tokens of this key in a minute: {used}", rest)
 
 
 def _limited(what: str, seconds: float) -> ApiError:
