@@ -22,7 +22,7 @@ from types import FunctionType, ModuleType
 from typing import NamedTuple, get_overloads, is_typeddict
 
 import structgen
-from structgen import errors, events, terms, testing, trace
+from structgen import errors, events, server, terms, testing, trace
 from structgen.program import expression
 from structgen.trace import spans
 
@@ -73,6 +73,7 @@ SECTIONS = (
     Section(terms),
     Section(errors),
     Section(events),
+    Section(server),
     Section(testing),
     Section(trace),
     Section(spans, ("RunSpan", "FrameSpan", "BranchSpan", "CallSpan")),
