@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -160,6 +161,21 @@ class TestParts:
         turns = [user("\ue000" + "0\ue000 and \ue001"), ASSISTANT_SPEAKS]
 
         assert at_start(CHATML, [turns[0]]) == [Text("\ue0000\ue000 and \ue001")]
+
+
+class TestManyTurns:
+    def test_cost_no_more_each_than_few(self) -> None:
+        def seconds(turns: int) -> float:
+            given = [Turn("user", (Text("a"),))] * turns
+            times: list[float] = []
+            for _ in range(3):
+                before = time.process_time()
+                chat(CHATML).render(given)
+                times.append(time.process_time() - before)
+            return min(times)
+
+        # Twenty times as much, if each costs the same; 85 times, if each looks at all others.
+        assert seconds(4000) < 45 * seconds(200)
 
 
 class TestStripping:

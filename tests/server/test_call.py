@@ -324,3 +324,28 @@ class TestTheAccessLog:
         assert good.tenant
         assert (refused.status, refused.error) == (401, "invalid_api_key")
         assert "secret" not in caplog.text
+
+    async def test_has_no_name_that_a_client_made_up(
+        self, serve: Serve, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.INFO, "structgen.access"):
+            async with serve() as served:
+                await served.post("/v1/programs/x%0Aan%20entry", {})
+
+        assert [record.getMessage().count("\n") for record in caplog.records] == [0]
+
+
+class TestASalt:
+    async def test_costs_the_cache_no_more_than_a_short_one(self, tiny_chat_model: Path) -> None:
+        namespaces: list[str] = []
+
+        async def noted(call: Call) -> web.StreamResponse:
+            salts = ("s", "s" * 100_000, "t", None)
+            namespaces.extend(call.namespace(salt).tenant for salt in salts)
+            return call.answer({})
+
+        async with serving_route(noted, tiny_chat_model) as served:
+            await served.get("/")
+
+        assert len(set(namespaces)) == len(namespaces)
+        assert max(map(len, namespaces)) < 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from typing import Annotated, Any, Literal
 
@@ -111,7 +112,22 @@ async def failing(s: State, how: str, first: bool = False) -> Any:
     return None
 
 
-PROGRAMS = (tip, visit, spot, sides, long, free, chat, failing)
+@program
+async def exits(s: State) -> None:
+    s += "the end"
+    sys.exit(3)
+
+
+@program
+async def cancels(s: State) -> None:
+    s += "the end"
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(1)
+
+
+PROGRAMS = (tip, visit, spot, sides, long, free, chat, failing, exits, cancels)
 
 
 def run(name: str, **arguments: Any) -> tuple[str, dict[str, Any]]:
@@ -495,13 +511,26 @@ class TestAProgramThatFails:
         assert ".py" not in answer.text
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_may_cancel_itself(self, serve: Serve, stream: bool) -> None:
+    @pytest.mark.parametrize("asked", [run("failing", how="cancel"), run("cancels")])
+    async def test_may_cancel_itself(
+        self, serve: Serve, asked: tuple[str, dict[str, Any]], stream: bool
+    ) -> None:
+        path, body = asked
         async with serve(programs=PROGRAMS) as served:
-            path, body = run("failing", how="cancel")
             answer = await served.post(path, {**body, "stream": stream})
 
         assert answer.status == 500
         assert "cancelled" in answer.error["message"]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_ends_no_server_by_an_exit(self, serve: Serve, stream: bool) -> None:
+        async with serve(programs=PROGRAMS) as served:
+            path, body = run("exits")
+            answer = await served.post(path, {**body, "stream": stream})
+            after = await served.get("/health")
+
+        assert (answer.status, after.status) == (500, 200)
+        assert "SystemExit: 3" in answer.error["message"]
 
     async def test_omits_variables_that_json_has_no_form_for(self, serve: Serve) -> None:
         async with serve(programs=PROGRAMS) as served:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from structgen.chat import CHATML, Turn
+from structgen.chat import CHATML, Rendering, Turn
 from structgen.errors import TemplateError
 from structgen.models.template import Template, TemplateChat
 from structgen.request import Control, Text, prompt_text
@@ -202,6 +204,30 @@ class TestAPrompt:
 
         assert isinstance(first, Control)
         assert first.text.startswith("<think><|im_start|>user")
+
+
+class TestALongChat:
+    @pytest.mark.parametrize(
+        ("path", "more"), [("/v1/chat/completions", {"max_tokens": 1}), ("/tokenize", {})]
+    )
+    async def test_is_written_beside_the_event_loop(
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, more: Message
+    ) -> None:
+        threads: list[threading.Thread] = []
+        render = TemplateChat.render
+
+        def seen(chat: TemplateChat, turns: Sequence[Turn]) -> Rendering:
+            threads.append(threading.current_thread())
+            return render(chat, turns)
+
+        monkeypatch.setattr(TemplateChat, "render", seen)
+        async with serve() as served:
+            for count in (1, 200):
+                answer = await served.post(path, {"messages": [USER] * count, **more})
+                assert answer.status in {200, 400}, answer.text
+        short, long = threads
+        assert short is threading.main_thread()
+        assert long is not threading.main_thread()
 
 
 class TestVariablesOverHttp:

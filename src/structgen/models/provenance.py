@@ -268,10 +268,12 @@ def _grown(spans: Sequence[Span], contents: Sequence[str], rendering: str) -> li
     space of which only a part is there belongs to the template.
     """
     found: list[Span] = []
+    of_turn: list[list[Span]] = [[] for _ in contents]
+    for span in spans:
+        of_turn[span.turn].append(span)
     for index, span in enumerate(spans):
         turn, start, stop, at = span
-        content = contents[turn]
-        others = [other for other in spans if other.turn == turn]
+        content, others = contents[turn], of_turn[turn]
         lowest = max((s.stop for s in others if s.stop <= start), default=0)
         highest = min((s.start for s in others if s.start >= stop), default=len(content))
         floor = found[-1].end if found else 0

@@ -302,7 +302,10 @@ class _Layout:
         if at < len(rendering):
             self.parts.append(Control(rendering[at:]))
         self.starts = _starts(len(turns), first)
-        self.lost = [_lost(turn.text, index, spans) for index, turn in enumerate(turns)]
+        kept: list[list[tuple[int, int]]] = [[] for _ in turns]
+        for span in spans:
+            kept[span.turn].append((span.start, span.stop))
+        self.lost = [_lost(turn.text, each) for turn, each in zip(turns, kept, strict=True)]
         self.rewritten = any(text.strip() for text in self.lost) or self._cuts_tokens(turns)
 
     def _cuts_tokens(self, turns: Sequence[Turn]) -> bool:
@@ -322,11 +325,11 @@ def _starts(count: int, first: Mapping[int, int]) -> list[int]:
     return starts
 
 
-def _lost(text: str, turn: int, spans: Sequence[Span]) -> str:
-    """What of a turn's text is in none of its spans."""
+def _lost(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """What of a turn's text is in none of its spans, given by where they start and stop."""
     kept: list[str] = []
     at = 0
-    for start, stop in sorted((span.start, span.stop) for span in spans if span.turn == turn):
+    for start, stop in sorted(spans):
         kept.append(text[at:start])
         at = max(at, stop)
     return "".join([*kept, text[at:]])

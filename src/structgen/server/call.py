@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
+from hashlib import blake2b
 from typing import Literal, TypeVar
 from uuid import uuid4
 
@@ -62,7 +63,8 @@ class Call:
         resource = request.match_info.route.resource
         self.route = resource.canonical if resource is not None else request.path
         runs = request.method == "POST" and "/programs/" in self.route
-        self.program = request.match_info["name"] if runs else ""
+        named = request.match_info["name"] if runs else ""
+        self.program = named if named in service.programs else ""  # it goes into logs as it is
         self.asked: object = None
         self.failure: ApiError | None = None
         self.generations: dict[int, Generation] = {}
@@ -77,7 +79,10 @@ class Call:
     def namespace(self, salt: str | None = None) -> Namespace:
         """Whose cache it may use: that of its key, divided by the salt if it has one."""
         tenant = self.holder.tenant if self.holder else ""
-        return Namespace(tenant=f"{tenant}:{salt}" if salt else tenant)
+        if salt:
+            # The cache keeps it for as long as what it divides: megabytes of salt would add up.
+            tenant += ":" + blake2b(salt.encode(), digest_size=16).hexdigest()
+        return Namespace(tenant=tenant)
 
     def came(self, delta: Delta) -> None:
         """A delta of one of its generations came; for logs and metrics."""

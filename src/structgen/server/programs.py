@@ -9,6 +9,7 @@ Used   by `app`. The events are those of `structgen.events`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ from structgen.options import did_you_mean
 from structgen.output.values import json_of, readable
 from structgen.program.program import Program
 from structgen.program.result import Result
+from structgen.program.tasks import cut
 from structgen.server.call import Call
 from structgen.server.endpoint import Endpoint
 from structgen.server.errors import SERVER, ApiError, api_error, of_validation, unknown_model
@@ -210,7 +212,7 @@ class _Run:
         if body.model is not None and body.model not in service.names:
             raise unknown_model(body.model, service.names)
         self.arguments = _arguments(endpoint, bytes(body.arguments))
-        self.program = self._limited(self._using(endpoint.program))
+        self.program = self._limited(self._using(_contained(endpoint.program)))
         self.tenant = Tenant(service.engine, call.namespace(body.cache_salt), call.came)
 
     def _using(self, program: Program[..., Any]) -> Program[..., Any]:
@@ -301,6 +303,20 @@ def _arguments(endpoint: Endpoint, data: bytes) -> dict[str, Any]:
         raise of_validation(error, endpoint.parameters.get("properties", ()), "arguments") from None
 
 
+def _contained(program: Program[..., Any]) -> Program[..., Any]:
+    """The program; where it calls `sys.exit`, it ends by an error, and not the whole server."""
+    function = program.function
+
+    @functools.wraps(function)
+    async def contained(*args: Any, **kwargs: Any) -> object:
+        try:
+            return await function(*args, **kwargs)
+        except SystemExit as error:
+            raise RuntimeError(f"it would end the server, by SystemExit: {error}") from error
+
+    return Program(contained, program.options, bound=program.bound, budget=program.limits)
+
+
 def _least(*limits: N | None) -> N | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -334,16 +350,18 @@ def _counted(call: Call) -> Iterator[None]:
 
 
 async def _whole(run: _Run) -> web.StreamResponse:
+    # A task of its own: a program may cancel the one it runs in, which must not be the call's.
+    task = asyncio.create_task(run.program.run(run.tenant, **run.arguments), name="structgen run")
     try:
-        result = await run.program.run(run.tenant, **run.arguments)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
+        await asyncio.wait([task])
+    finally:
+        if not task.done():
+            await cut([task])
+    if task.cancelled():
         raise ApiError(
             500, f"the program {run.name} cancelled itself", type_=SERVER, code="program_failed"
-        ) from error
-    return run.call.answer(run.answer(result))
+        )
+    return run.call.answer(run.answer(task.result()))
 
 
 # ---------------------------------------------------------------- as a stream

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from uuid import uuid4
 
+import anyio.to_thread
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
@@ -21,7 +22,7 @@ from structgen.server.openai.choices import attempted, read_all, streamed, usage
 from structgen.server.openai.formats import behind, constraint_of_body
 from structgen.server.openai.logprobs import chat_logprobs
 from structgen.server.openai.pieces import ChoiceReader, Piece, ToolPiece
-from structgen.server.openai.prompts import rendered, turns_of
+from structgen.server.openai.prompts import rendered, size_of, turns_of
 from structgen.server.openai.replies import (
     CalledFunction,
     ChatChoice,
@@ -47,6 +48,7 @@ from structgen.server.openai.wire import CalledTool, ChatBody
 from structgen.server.service import Service
 
 MOST_TOP_LOGPROBS = 20
+SLOW_CHAT = 100  # messages, parts and calls, which take some 5 ms: more are written in a thread
 
 
 class _Chat:
@@ -84,7 +86,7 @@ class _Chat:
             raise OptionError(
                 "add_generation_prompt", "false leaves nobody to write an answer; leave it out"
             )
-        prompt = prompt_of_chat(call.service, body, self.form.written, self.tooling)
+        prompt = await prompt_of_chat(call.service, body, self.form.written, self.tooling)
         prompt = await encoded(self.engine, prompt)
         self.prompt_ids = tuple(i for part in prompt if isinstance(part, Tokens) for i in part.ids)
         most = self._max_tokens() or room(self.engine, prompt)
@@ -159,7 +161,7 @@ class _Chat:
         return ChatChunk(self.id, self.created, self.model, [], usage=usage)
 
 
-def prompt_of_chat(
+async def prompt_of_chat(
     service: Service,
     body: ChatBody,
     written: Callable[[str, Sequence[CalledTool]], str],
@@ -171,6 +173,17 @@ def prompt_of_chat(
 
     Raises `ApiError` or `TemplateError` for what cannot be written.
     """
+    if size_of(body.messages) > SLOW_CHAT:
+        return await anyio.to_thread.run_sync(_prompt_of, service, body, written, tooling)
+    return _prompt_of(service, body, written, tooling)
+
+
+def _prompt_of(
+    service: Service,
+    body: ChatBody,
+    written: Callable[[str, Sequence[CalledTool]], str],
+    tooling: Tooling | None,
+) -> Prompt:
     turns = turns_of(body.messages, written)
     if tooling is not None:
         turns = tooling.told(turns)

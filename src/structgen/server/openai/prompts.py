@@ -27,6 +27,16 @@ CallsText = Callable[[str, Sequence[CalledTool]], str]
 """How tool calls stand behind the text of an answer; see `tools.ToolForm.written`."""
 
 
+def size_of(messages: Sequence[ChatMessage]) -> int:
+    """How much there is to write: messages, their parts and calls, and 10,000s of characters."""
+    size = len(messages)
+    for message in messages:
+        content = message.content
+        size += len(content) if isinstance(content, list) else len(content or "") // 10_000
+        size += len(message.tool_calls or ())
+    return size
+
+
 def turns_of(messages: Sequence[ChatMessage], written: CallsText) -> list[Turn]:
     """The turns of a chat; `written` says how the tool calls of an earlier answer were written.
 

@@ -33,7 +33,7 @@ async def tokenize(call: Call) -> web.StreamResponse:
     model_of(call, body.model)
     call.names["prompt"] = "prompt" if body.messages is None else "messages"
     engine = call.service.engine
-    ids = await engine.encode(_prompt(call, body))
+    ids = await engine.encode(await _prompt(call, body))
     bos = engine.loaded.checkpoint.tokenizer.bos_id
     if body.messages is None and body.add_special_tokens is False and ids[:1] == (bos,):
         ids = ids[1:]  # the tokenizer's own: no text is read as one
@@ -56,7 +56,7 @@ async def detokenize(call: Call) -> web.StreamResponse:
     return call.answer(Detokenized(engine.decode(body.tokens)))
 
 
-def _prompt(call: Call, body: TokenizeBody) -> Prompt:
+async def _prompt(call: Call, body: TokenizeBody) -> Prompt:
     """What is asked about. Raises `OptionError` for nothing, and for two things."""
     if body.messages is None:
         if body.prompt is None:
@@ -74,7 +74,7 @@ def _prompt(call: Call, body: TokenizeBody) -> Prompt:
     said = {name: getattr(body, name) for name in _OF_CHATS}
     chat = ChatBody(model=model_of(call, body.model), messages=body.messages, **said)
     form = form_of(call.service.config.tool_form, call.service.engine.chat)
-    return prompt_of_chat(call.service, chat, form.written, tooling_of(chat, form, None))
+    return await prompt_of_chat(call.service, chat, form.written, tooling_of(chat, form, None))
 
 
 async def _texts(speller: Speller, ids: Sequence[int]) -> list[str]:
