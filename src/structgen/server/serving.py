@@ -9,6 +9,7 @@ Used   by `structgen serve`. An application of its own adds the routes and runs 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ BACKLOG = 1024  # connections that wait to be taken
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _CLOSING = 0.5  # seconds for connections to close, once their calls have ended
 _AT_ONCE = 0.5  # seconds after which a process that was told twice is gone, whatever it does
+_log = logging.getLogger("structgen.server")
 
 
 async def run(
@@ -62,6 +64,12 @@ async def run(
                 if not stop.asked.is_set():
                     ready(service)
                 await stop.asked.wait()
+                if service.live:
+                    _log.info(
+                        "stopping: calls that run: %d; they have %g s, a second signal ends them",
+                        service.live,
+                        config.drain,
+                    )
                 await service.drain(config.drain)
         finally:
             service.draining = True  # so that what still comes is told so, and not to wait
