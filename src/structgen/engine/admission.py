@@ -46,7 +46,7 @@ def check_queue(schedule: Schedule, config: EngineConfig, tokens: int) -> None:
     waiting = len(schedule.running) + len(schedule.waiting) - config.max_running
     if config.max_waiting is not None and waiting >= config.max_waiting:
         raise OverloadedError(
-            f"{waiting} requests wait already, as many as max_waiting allows; send it again later"
+            f"as many requests wait as max_waiting allows, {waiting}; send it again later"
         )
     if config.max_waiting_tokens is None or not schedule.waiting:
         return
