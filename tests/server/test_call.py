@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientError, web
 
 from structgen.server import ServerConfig
 from structgen.server.call import Call
@@ -272,6 +272,25 @@ class TestAClientThatLeaves:
                 response.close()
 
             assert answer.status == 200
+
+    async def test_is_no_fault_where_a_write_finds_out(
+        self, tiny_chat_model: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def late(call: Call) -> web.StreamResponse:
+            assert call.request.transport is not None
+            call.request.transport.close()
+            await call.stream().send(b"1")
+            raise AssertionError("there was somebody")
+
+        with caplog.at_level(logging.INFO):
+            async with serving_route(late, tiny_chat_model) as served:
+                with pytest.raises(ClientError):
+                    await served.get("/")
+                await wait_until(lambda: bool(caplog.records))
+
+        assert "aiohttp.server" not in {each.name for each in caplog.records}
+        ends = {record.line.status for record in caplog.records if hasattr(record, "line")}
+        assert ends == {499}
 
 
 class TestAFaultOfTheServer:

@@ -20,7 +20,7 @@ from structgen.errors import (
     TemplateError,
     UnsupportedError,
 )
-from structgen.server.errors import ApiError, api_error, of_validation
+from structgen.server.errors import ApiError, api_error, of_validation, unknown_model
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -136,3 +136,16 @@ class TestABodyOfAnotherForm:
 
         assert error.param is None
         assert "object" in error.message
+
+
+class TestWhatIsSaid:
+    def test_of_megabytes_of_nonsense_is_short(self) -> None:
+        name = "f" * 1_000_000
+        with pytest.raises(msgspec.ValidationError) as found:
+            msgspec.json.decode(json.dumps({"messages": [], name: 1}), type=Body)
+
+        made = of_validation(found.value, Body.__struct_fields__)
+
+        assert made.code == "unknown_field"
+        assert len(made.body) < 5000
+        assert len(unknown_model(name, ["tiny"]).body) < 5000

@@ -192,6 +192,10 @@ def framed(
             with spanned(call):
                 response = await _answered(call, route)
             status = response.status
+        except ConnectionResetError:
+            # A write found out before the call was cancelled. Raised, it would be logged by aiohttp
+            # as a fault of ours; of an answer it finds out, too, that nobody is there.
+            return web.Response(status=status)
         finally:
             _note_end(call, status)
         return response
@@ -212,7 +216,7 @@ async def _answered(call: Call, route: Route) -> web.StreamResponse:
     try:
         response = await _run(call, route)
     except ConnectionResetError:
-        raise  # the client left, and a write found out; aiohttp makes nothing of it
+        raise  # the client left, and a write found out
     except web.HTTPException as error:
         response = await call.fail(of_http(error))
     except Exception as error:  # noqa: BLE001 - a client must hear of it, whatever it is

@@ -45,6 +45,7 @@ MOVED = {
     "function_call": "tool_choice",
     "max_new_tokens": "max_tokens",
 }
+MOST_SAID = 2000  # characters of a message: who sends megabytes of nonsense gets no echo of them
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _MISSING_FIELD = re.compile(r"required field `(?P<name>[^`]*)`")
@@ -68,8 +69,9 @@ class ApiError(Exception):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.type = status, message, type_
-        self.param, self.code, self.retry_after = param, code, retry_after
+        self.status, self.message, self.type = status, _clipped(message), type_
+        self.param = None if param is None else _clipped(param)
+        self.code, self.retry_after = code, retry_after
 
     @property
     def body(self) -> bytes:
@@ -100,6 +102,10 @@ class ApiError(Exception):
             content_type="application/json",
             headers=self.headers,
         )
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 3]}..."
 
 
 class _Meaning(NamedTuple):
@@ -176,7 +182,8 @@ def of_validation(error: Exception, known: Iterable[str] = (), under: str = "") 
     if unknown := _UNKNOWN_FIELD.search(message):
         name = unknown["name"]
         place_ = f"{path}.{name}" if path else name
-        hint = did_you_mean(name, known if top else ())
+        # Of a name of megabytes, even to look for what is like it takes long.
+        hint = did_you_mean(name, known if top and len(name) < MOST_SAID else ())
         if name in MOVED and not under:
             hint = f"; it is called {MOVED[name]} here"
         return ApiError(400, f"{place_}: unknown field{hint}", param=place_, code="unknown_field")
