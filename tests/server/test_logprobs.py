@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from structgen.models.checkpoint import open_checkpoint
 from structgen.models.tokenizer import Tokenizer
 from structgen.request import TokenLogprob
+from structgen.server.openai import chat
 from structgen.server.openai.logprobs import CompletionSpelling, Speller, chat_logprobs
+from structgen.server.openai.replies import ChatLogprobs
 from tests.server.served import Serve
 
 EMOJI = "\N{GRINNING FACE}"
@@ -203,6 +207,24 @@ class TestOfAChat:
         parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
         found = [entry for part in parts if part is not None for entry in part["content"]]
         assert found == whole.json["choices"][0]["logprobs"]["content"]
+
+    async def test_are_written_beside_the_event_loop_if_they_are_many(
+        self, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        beside: list[bool] = []
+
+        def seen(speller: Speller, found: Sequence[TokenLogprob]) -> ChatLogprobs:
+            beside.append(threading.current_thread() is not threading.main_thread())
+            return chat_logprobs(speller, found)
+
+        monkeypatch.setattr(chat, "chat_logprobs", seen)
+        body = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+        async with serve() as served:
+            for count in (2, 60):
+                wanted = {"logprobs": True, "top_logprobs": 20, "max_tokens": count}
+                await served.post("/v1/chat/completions", {**body, **wanted})
+
+        assert beside == [False, True]
 
     async def test_that_cannot_be_had_are_refused(self, serve: Serve) -> None:
         async with serve() as served:

@@ -48,6 +48,7 @@ from structgen.server.openai.wire import CalledTool, ChatBody
 from structgen.server.service import Service
 
 MOST_TOP_LOGPROBS = 20
+SLOW_ENTRIES = 1_000  # of log-probabilities, which take some 10 ms: more are written in a thread
 SLOW_CHAT = 100  # messages, parts and calls, which take some 5 ms: more are written in a thread
 
 
@@ -222,14 +223,20 @@ async def _whole(chat: _Chat, requests: Sequence[Request]) -> ChatCompletion:
     pieces = await read_all(chat.call, requests, readers)
     usage = usage_of([each[-1] for each in pieces], len(requests))
     chat.call.usage += usage
+
+    def choices() -> list[ChatChoice]:
+        return [
+            _choice(chat, index, each, reader)
+            for index, (each, reader) in enumerate(zip(pieces, readers, strict=True))
+        ]
+
+    entries = usage.completion_tokens * (1 + (chat.body.top_logprobs or 0))
+    slow = bool(chat.body.logprobs) and entries > SLOW_ENTRIES
     return ChatCompletion(
         chat.id,
         chat.created,
         chat.model,
-        [
-            _choice(chat, index, each, reader)
-            for index, (each, reader) in enumerate(zip(pieces, readers, strict=True))
-        ],
+        await anyio.to_thread.run_sync(choices) if slow else choices(),
         Usage.of(usage),
         prompt_token_ids=chat.token_ids(chat.prompt_ids),
     )
