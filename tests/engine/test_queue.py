@@ -44,7 +44,9 @@ class TestAQueueWithALimit:
             running(engine),
             engine.stream(PROMPT, **ENDLESS),
         ):
-            with pytest.raises(OverloadedError, match="as many requests wait as max_waiting allows, 1;"):
+            with pytest.raises(
+                OverloadedError, match="as many requests wait as max_waiting allows, 1;"
+            ):
                 await engine.generate(PROMPT, max_tokens=1)
 
     async def test_takes_requests_again_once_it_is_shorter(self, tiny_model: Path) -> None:
