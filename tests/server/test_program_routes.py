@@ -499,11 +499,18 @@ class TestAProgramThatFails:
         ],
     )
     async def test_says_by_what_and_no_more(
-        self, serve: Serve, how: str, status: int, code: str | None, message: str
+        self,
+        serve: Serve,
+        caplog: pytest.LogCaptureFixture,
+        how: str,
+        status: int,
+        code: str | None,
+        message: str,
     ) -> None:
         async with serve(programs=PROGRAMS) as served:
             answer = await served.post(*run("failing", how=how))
 
+        assert caplog.text.encode()  # a log that cannot be written would hide the next error
         assert (answer.status, answer.error["code"]) == (status, code)
         assert message in answer.error["message"]
         assert answer.error["param"] is None

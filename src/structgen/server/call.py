@@ -24,7 +24,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from structgen.request import Delta, Namespace, Usage
 from structgen.server.errors import SERVER, ApiError, api_error, of_http, of_validation
 from structgen.server.keys import Holder
-from structgen.server.observe.access_log import log_call
+from structgen.server.observe.access_log import log_call, traceback_of
 from structgen.server.observe.metrics import Generation
 from structgen.server.observe.tracing import spanned
 from structgen.server.service import Service, shutting_down
@@ -222,7 +222,7 @@ async def _answered(call: Call, route: Route) -> web.StreamResponse:
     except Exception as error:  # noqa: BLE001 - a client must hear of it, whatever it is
         failure = api_error(error, call.names)
         if failure is None:
-            _log.exception("request %s failed", call.id)
+            _log.error("request %s failed\n%s", call.id, traceback_of(error))
             failure = ApiError(500, "the server failed; its log says why", type_=SERVER)
         response = await call.fail(failure)
     finally:

@@ -44,6 +44,7 @@ from structgen.program.tasks import cut
 from structgen.server.call import Call
 from structgen.server.endpoint import Endpoint
 from structgen.server.errors import SERVER, ApiError, api_error, of_validation, unknown_model
+from structgen.server.observe.access_log import traceback_of
 from structgen.server.openai.replies import Usage
 from structgen.server.openai.wire import Body
 from structgen.server.sse import EventStream
@@ -281,7 +282,8 @@ class _Run:
             return self._exhausted(error)
         found = api_error(error, self.call.names)
         if found is None:
-            _log.error("program %s failed in %s", self.name, self.call.id, exc_info=error)
+            said = traceback_of(error)
+            _log.error("program %s failed in %s\n%s", self.name, self.call.id, said)
             message = readable(f"the program {self.name} raised {type(error).__name__}: {error}")
             return ApiError(500, message, type_=SERVER, code="program_failed")
         if isinstance(error, OptionError) and error.option not in self.call.names:

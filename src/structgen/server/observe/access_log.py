@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
+
+from structgen.output.values import readable
 
 if TYPE_CHECKING:
     from structgen.server.call import Call
@@ -57,6 +60,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.finishes:
             more["finishes"] = ",".join(self.finishes)
         return f"{head} {' '.join(f'{name}={value}' for name, value in more.items())}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """An error with its traceback as a log can hold it: a message may have halves of characters."""
+    return readable("".join(traceback.format_exception(error)))
 
 
 def log_call(call: Call, status: int, seconds: float) -> None:
