@@ -499,23 +499,24 @@ class TestAProgramThatFails:
         ],
     )
     async def test_says_by_what_and_no_more(
-        self,
-        serve: Serve,
-        caplog: pytest.LogCaptureFixture,
-        how: str,
-        status: int,
-        code: str | None,
-        message: str,
+        self, serve: Serve, how: str, status: int, code: str | None, message: str
     ) -> None:
         async with serve(programs=PROGRAMS) as served:
             answer = await served.post(*run("failing", how=how))
 
-        assert caplog.text.encode()  # a log that cannot be written would hide the next error
         assert (answer.status, answer.error["code"]) == (status, code)
         assert message in answer.error["message"]
         assert answer.error["param"] is None
         assert "Traceback" not in answer.text
         assert ".py" not in answer.text
+
+    async def test_leaves_a_log_that_can_be_written(
+        self, serve: Serve, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with serve(programs=PROGRAMS) as served:
+            await served.post(*run("failing", how="surrogate"))
+
+        assert b"LookupError: half ?" in caplog.text.encode()
 
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize("asked", [run("failing", how="cancel"), run("cancels")])
