@@ -138,7 +138,7 @@ class TestOptionsOutOfRange:
             ({"stop_token_ids": [50000]}, "stop_token_ids"),
             ({"top_logprobs": 21}, "top_logprobs"),
             ({"temperature": -1}, "temperature"),
-            ({"max_tokens": 0}, "max_tokens"),
+            ({"max_tokens": -1}, "max_tokens"),
             ({"stpo": "x"}, "stpo"),
         ],
         ids=str,
