@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -98,3 +98,72 @@ class Backend(Protocol):
     ) -> AbstractAsyncContextManager[int]:
         """A fork scope: while it is open the prefix stays cached. Yields the scope's id."""
         ...
+
+
+class Relay:
+    """A `Backend` over another, which passes everything on; who changes something overrides it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the backend below."""
+        return self._backend.capabilities
+
+    @property
+    def chat(self) -> Chat | None:
+        """That of the backend below."""
+        return self._backend.chat
+
+    def generate(self, request: Request, /) -> AbstractAsyncContextManager[AsyncIterator[Delta]]:
+        """Pass on."""
+        return self._backend.generate(request)
+
+    async def score(
+        self,
+        prompt: Prompt,
+        continuations: Sequence[str],
+        /,
+        *,
+        lineage: Lineage = Lineage(),
+        namespace: Namespace = Namespace(),
+    ) -> Scores:
+        """Pass on."""
+        return await self._backend.score(
+            prompt, continuations, lineage=lineage, namespace=namespace
+        )
+
+    async def encode(self, prompt: Prompt, /) -> tuple[int, ...]:
+        """Pass on."""
+        return await self._backend.encode(prompt)
+
+    async def prime(
+        self, prompt: Prompt, /, *, lineage: Lineage = Lineage(), namespace: Namespace = Namespace()
+    ) -> Usage:
+        """Pass on."""
+        return await self._backend.prime(prompt, lineage=lineage, namespace=namespace)
+
+    def scope(
+        self, prefix: Prompt, /, *, namespace: Namespace = Namespace()
+    ) -> AbstractAsyncContextManager[int]:
+        """Pass on."""
+        return self._backend.scope(prefix, namespace=namespace)
+
+
+class Heard:
+    """Deltas that somebody hears of as they pass.
+
+    An iterator, not a generator: nothing of it is left to close when it is abandoned.
+    """
+
+    def __init__(self, deltas: AsyncIterator[Delta], hear: Callable[[Delta], None]) -> None:
+        self._deltas, self._hear = deltas, hear
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = await anext(self._deltas)
+        self._hear(delta)
+        return delta

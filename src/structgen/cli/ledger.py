@@ -5,14 +5,14 @@ Owns   the list of calls of one run. Used by `run` for its tables; the engine do
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import msgspec
 
-from structgen.backend import Backend, Capabilities
-from structgen.chat import Chat
+from structgen.backend import Backend, Heard, Relay
 from structgen.request import Delta, Finish, Lineage, Namespace, Prompt, Request, Scores, Usage
 
 
@@ -26,11 +26,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish
 
 
-class Ledger:
+class Ledger(Relay):
     """A `Backend` over another that notes what passes."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._started = time.perf_counter()
         self._calls: list[Call | None] = []
         self.first_token: float | None = None
@@ -50,16 +50,6 @@ class Ledger:
         """Tokens of all finished calls."""
         return sum((call.finish.usage for call in self.calls), Usage())
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the backend below."""
-        return self._backend.capabilities
-
-    @property
-    def chat(self) -> Chat | None:
-        """That of the backend below."""
-        return self._backend.chat
-
     @asynccontextmanager
     async def generate(self, request: Request, /) -> AsyncIterator[AsyncIterator[Delta]]:
         """Pass a request on and note its deltas on their way back."""
@@ -77,32 +67,14 @@ class Ledger:
     ) -> Scores:
         """Pass on, and note what it cost."""
         number = self._open()
-        scores = await self._backend.score(
-            prompt, continuations, lineage=lineage, namespace=namespace
-        )
+        scores = await super().score(prompt, continuations, lineage=lineage, namespace=namespace)
         finish = Finish(reason="stop", usage=scores.usage)
         self._calls[number] = Call(lineage=lineage, finish=finish)
         return scores
 
-    async def encode(self, prompt: Prompt, /) -> tuple[int, ...]:
-        """Pass on."""
-        return await self._backend.encode(prompt)
-
-    async def prime(
-        self, prompt: Prompt, /, *, lineage: Lineage = Lineage(), namespace: Namespace = Namespace()
-    ) -> Usage:
-        """Pass on."""
-        return await self._backend.prime(prompt, lineage=lineage, namespace=namespace)
-
-    def scope(
-        self, prefix: Prompt, /, *, namespace: Namespace = Namespace()
-    ) -> AbstractAsyncContextManager[int]:
-        """Pass on."""
-        return self._backend.scope(prefix, namespace=namespace)
-
     def watch(self, lineage: Lineage, deltas: AsyncIterator[Delta]) -> AsyncIterator[Delta]:
         """The same deltas, noted as they pass."""
-        return _Noted(self, self._open(), lineage, deltas)
+        return Heard(deltas, functools.partial(self.note, self._open(), lineage))
 
     def note(self, number: int, lineage: Lineage, delta: Delta) -> None:
         """Take down one delta of the call of that number."""
@@ -115,21 +87,3 @@ class Ledger:
         """The number of a call that starts now."""
         self._calls.append(None)
         return len(self._calls) - 1
-
-
-class _Noted:
-    """An iterator, not a generator: nothing of it is left to close when it is abandoned."""
-
-    def __init__(
-        self, ledger: Ledger, number: int, lineage: Lineage, deltas: AsyncIterator[Delta]
-    ) -> None:
-        self._ledger, self._number, self._lineage = ledger, number, lineage
-        self._deltas = deltas
-
-    def __aiter__(self) -> _Noted:
-        return self
-
-    async def __anext__(self) -> Delta:
-        delta = await anext(self._deltas)
-        self._ledger.note(self._number, self._lineage, delta)
-        return delta

@@ -9,40 +9,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Self
 
 import msgspec
 
-from structgen.backend import Backend, Capabilities
-from structgen.chat import Chat
+from structgen.backend import Backend, Heard, Relay
 from structgen.request import Delta, Lineage, Namespace, Prompt, Request, Scores, Usage
 
 Came = Callable[[Delta], None]
 
 
-class Tenant:
+class Tenant(Relay):
     """A `Backend` over another, in one namespace of it."""
 
     def __init__(self, backend: Backend, namespace: Namespace, came: Came) -> None:
         """`came` hears of every delta."""
-        self._backend, self._namespace, self._came = backend, namespace, came
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the backend below."""
-        return self._backend.capabilities
-
-    @property
-    def chat(self) -> Chat | None:
-        """That of the backend below."""
-        return self._backend.chat
+        super().__init__(backend)
+        self._namespace, self._came = namespace, came
 
     @asynccontextmanager
     async def generate(self, request: Request, /) -> AsyncIterator[AsyncIterator[Delta]]:
         """Generate, in the namespace."""
         own = msgspec.structs.replace(request, namespace=self._namespace)
         async with self._backend.generate(own) as deltas:
-            yield _Heard(deltas, self._came)
+            yield Heard(deltas, self._came)
 
     async def score(
         self,
@@ -57,10 +46,6 @@ class Tenant:
         return await self._backend.score(
             prompt, continuations, lineage=lineage, namespace=self._namespace
         )
-
-    async def encode(self, prompt: Prompt, /) -> tuple[int, ...]:
-        """Pass on."""
-        return await self._backend.encode(prompt)
 
     async def prime(
         self,
@@ -82,18 +67,3 @@ class Tenant:
     ) -> AbstractAsyncContextManager[int]:
         """A fork scope, in the namespace."""
         return self._backend.scope(prefix, namespace=self._namespace)
-
-
-class _Heard:
-    """Deltas that somebody hears of. No generator: nothing is left to close when it is left."""
-
-    def __init__(self, deltas: AsyncIterator[Delta], came: Came) -> None:
-        self._deltas, self._came = deltas, came
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        delta = await anext(self._deltas)
-        self._came(delta)
-        return delta
