@@ -80,9 +80,9 @@ class TestAnInvalidConstraint:
 
     async def test_is_refused_at_once_and_nobody_else_notices(self, default_model: Path) -> None:
         async with opened(default_model) as engine:
-            alone = await engine.generate(COUNT.prompt, max_tokens=24, temperature=0)
+            alone = await engine.generate(COUNT.prompt, max_tokens=10, temperature=0)
             running = asyncio.create_task(
-                engine.generate(COUNT.prompt, max_tokens=24, temperature=0)
+                engine.generate(COUNT.prompt, max_tokens=10, temperature=0)
             )
             await asyncio.sleep(0)
             refusals = await asyncio.gather(*(refused(engine, broken) for broken in self.BROKEN))

@@ -36,11 +36,11 @@ async def settled(engine: Engine) -> None:
 class TestACacheHit:
     async def test_changes_neither_ids_nor_logprobs(self, default_model: Path) -> None:
         async with opened(default_model) as engine:
-            runs = [await greedy(engine, COUNT.prompt, 16) for _ in range(2)]
+            runs = [await greedy(engine, COUNT.prompt, 10) for _ in range(2)]
             engine.flush_cache()
-            runs.append(await greedy(engine, COUNT.prompt, 16))
+            runs.append(await greedy(engine, COUNT.prompt, 10))
         async with opened(default_model, radix=False) as engine:
-            runs.append(await greedy(engine, COUNT.prompt, 16))
+            runs.append(await greedy(engine, COUNT.prompt, 10))
 
         assert [run.usage.cached_tokens for run in runs] == [0, 22, 0, 0]
         assert {run.usage.prompt_tokens for run in runs} == {23}
@@ -68,7 +68,7 @@ class TestACacheHit:
     ) -> None:
         async with opened(default_model) as engine:
             await greedy(engine, COUNT.prompt + " 9, 10", 8)
-            warm = await greedy(engine, COUNT.prompt, 20)
+            warm = await greedy(engine, COUNT.prompt, 8)
 
         assert warm.usage.cached_tokens == 22
         assert warm.tokens[:7] == COUNT_IDS
@@ -88,7 +88,7 @@ class TestAnEmptyOrOddPrompt:
 
     async def test_hurts_no_other_request(self, default_model: Path) -> None:
         async with opened(default_model) as engine:
-            running = asyncio.create_task(greedy(engine, COUNT.prompt, 40))
+            running = asyncio.create_task(greedy(engine, COUNT.prompt, 8))
             await asyncio.sleep(0)
             with pytest.raises(ValueError, match="empty"):
                 await engine.generate("")
@@ -117,12 +117,12 @@ class TestAnEmptyOrOddPrompt:
                     await engine.generate(ids)
 
     async def test_over_the_context_is_refused_with_the_figures(self, default_model: Path) -> None:
-        async with opened(default_model, max_context=64) as engine:
-            with pytest.raises(PromptError, match="23 prompt tokens and max_tokens=42"):
-                await engine.generate(COUNT.prompt, max_tokens=42)
+        async with opened(default_model, max_context=32) as engine:
+            with pytest.raises(PromptError, match="23 prompt tokens and max_tokens=10"):
+                await engine.generate(COUNT.prompt, max_tokens=10)
 
-            done = await engine.generate(COUNT.prompt, max_tokens=41, ignore_eos=True)
-            assert done.usage.completion_tokens == 41
+            done = await engine.generate(COUNT.prompt, max_tokens=9, ignore_eos=True)
+            assert done.usage.completion_tokens == 9
 
     async def test_of_megabytes_is_refused_without_blocking(self, default_model: Path) -> None:
         async with opened(default_model) as engine:
@@ -156,10 +156,10 @@ class TestOptionsOutOfRange:
 class TestBatching:
     async def test_changes_no_token(self, default_model: Path) -> None:
         wanted: list[tuple[str | list[dict[str, str]], int]] = [
-            (COUNT.prompt, 16),
-            (TEN.prompt, 8),
-            (LINES.prompt, 16),
-            (SMILES.prompt, 8),
+            (COUNT.prompt, 9),
+            (TEN.prompt, 6),
+            (LINES.prompt, 9),
+            (SMILES.prompt, 4),
             (chat("What is 2+2?"), 40),
             (COUNT.prompt * 4, 5),
         ]
@@ -187,29 +187,29 @@ class TestBatching:
 
 class TestAPoolTooSmallForAll:
     async def test_gives_the_ids_of_a_large_one(self, default_model: Path) -> None:
-        wanted = [(PROBES[0], 24), (PROBES[1], 16), (PROBES[2], 24), (PROBES[4], 16)]
+        wanted = [(PROBES[0], 12), (PROBES[1], 8), (PROBES[2], 12), (PROBES[4], 8)]
         async with opened(default_model) as engine:
             roomy = await asyncio.gather(*(greedy(engine, p.prompt, n) for p, n in wanted))
-        async with opened(default_model, slots=96, max_context=256) as engine:
+        async with opened(default_model, slots=72, max_context=256) as engine:
             async with asyncio.timeout(60):
                 tight = await asyncio.gather(*(greedy(engine, p.prompt, n) for p, n in wanted))
             after = engine.statistics()
 
         assert [done.tokens for done in tight] == [done.tokens for done in roomy]
-        assert after.slots_free + after.slots_cached == after.slots_total == 96
+        assert after.slots_free + after.slots_cached == after.slots_total == 72
         assert after.running == after.waiting == 0
 
     async def test_retracts_where_it_must_and_says_so(self, default_model: Path) -> None:
         async with opened(default_model) as engine:
-            alone = await greedy(engine, COUNT.prompt, 36)
-        async with opened(default_model, slots=96, radix=False) as engine:
+            alone = await greedy(engine, COUNT.prompt, 16)
+        async with opened(default_model, slots=80, radix=False) as engine:
             # Their prompts fit together, their outputs do not.
             engine._core.schedule._expected = 0.1
-            tight = await asyncio.gather(*(greedy(engine, COUNT.prompt, 36) for _ in range(3)))
+            tight = await asyncio.gather(*(greedy(engine, COUNT.prompt, 16) for _ in range(3)))
             retractions = engine.statistics().retractions
 
         assert [done.tokens for done in tight] == [alone.tokens] * 3
-        assert 0 < retractions < 36
+        assert 0 < retractions < 16
 
     async def test_refuses_what_can_never_fit(self, default_model: Path) -> None:
         async with opened(default_model, slots=96, max_context=256) as engine:
@@ -378,7 +378,7 @@ class TestSeeds:
         self, default_model: Path
     ) -> None:
         async def draw(seed: int) -> tuple[int, ...]:
-            done = await engine.generate(COUNT.prompt, max_tokens=6, temperature=1.5, seed=seed)
+            done = await engine.generate(COUNT.prompt, max_tokens=4, temperature=1.5, seed=seed)
             return done.tokens
 
         async with opened(default_model) as engine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -57,6 +58,19 @@ class Ticker:
             self.worst = max(self.worst, loop.time() - before - TICK)
 
 
+async def least_lag(work: Callable[[int], Awaitable[None]]) -> float:
+    """How late the loop was while the work was done: the least of several times that were late."""
+    least = math.inf
+    for number in range(TRIES):
+        ticker = Ticker()
+        async with ticker.running():
+            await work(number)
+        least = min(least, ticker.worst)
+        if least < LIMIT:
+            break
+    return least
+
+
 def new_engine(model: Path, **options: Any) -> Engine:
     return Engine(model, **{"slots": 2000, "threads": 1, **options})
 
@@ -102,92 +116,65 @@ FORMS: dict[str, Callable[[Engine, str], Awaitable[Any]]] = {
 
 class TestTheLoopIsFree:
     async def test_while_an_engine_opens_and_closes(self, tiny_model: Path) -> None:
-        lags: list[float] = []
-        for _ in range(TRIES):
-            ticker = Ticker()
-            async with ticker.running(), new_engine(tiny_model) as engine:
+        async def work(_: int) -> None:
+            async with new_engine(tiny_model) as engine:
                 await engine.generate("abc", max_tokens=2)
-            lags.append(ticker.worst)
 
-        assert min(lags) < LIMIT
+        assert await least_lag(work) < LIMIT
 
     async def test_while_a_model_is_not_found(self, tmp_path: Path) -> None:
-        lags: list[float] = []
-        for _ in range(TRIES):
-            ticker = Ticker()
-            async with ticker.running():
-                with pytest.raises(ModelNotFoundError):
-                    await new_engine(tmp_path / "nothing").__aenter__()
-            lags.append(ticker.worst)
+        async def work(_: int) -> None:
+            with pytest.raises(ModelNotFoundError):
+                await new_engine(tmp_path / "nothing").__aenter__()
 
-        assert min(lags) < LIMIT
+        assert await least_lag(work) < LIMIT
 
     async def test_while_a_prompt_of_megabytes_is_refused(self, long_model: Path) -> None:
-        lags: list[float] = []
-        async with new_engine(long_model) as engine:
-            for _ in range(TRIES):
-                ticker = Ticker()
-                async with ticker.running():
-                    with pytest.raises(PromptError, match="more than the context"):
-                        await engine.generate("word " * 1_000_000)
-                lags.append(ticker.worst)
+        async def work(_: int) -> None:
+            with pytest.raises(PromptError, match="more than the context"):
+                await engine.generate("word " * 1_000_000)
 
-        assert min(lags) < LIMIT
+        async with new_engine(long_model) as engine:
+            assert await least_lag(work) < LIMIT
 
     @pytest.mark.parametrize("form", ["text", "chat", "program"])
     async def test_while_a_long_prompt_is_encoded(self, long_model: Path, form: str) -> None:
         text = "some words. " * 8_000  # 96,000 tokens, as many as 400 KB have in a real vocabulary
-        lags: list[float] = []
-        async with new_engine(long_model, slots=10) as engine:
-            for number in range(TRIES):
-                fresh = f"{number} {text}"
-                ticker = Ticker()
-                async with ticker.running():
-                    with pytest.raises(PromptError, match="the pool has 10"):
-                        await FORMS[form](engine, fresh)
-                lags.append(ticker.worst)
 
-        assert min(lags) < LIMIT
+        async def work(number: int) -> None:
+            with pytest.raises(PromptError, match="the pool has 10"):
+                await FORMS[form](engine, f"{number} {text}")
+
+        async with new_engine(long_model, slots=10) as engine:
+            assert await least_lag(work) < LIMIT
 
     async def test_while_many_long_stops_are_prepared(self, tiny_model: Path) -> None:
         stops = [f"{number} is a number that is never said " * 4 for number in range(600)]
-        lags: list[float] = []
-        async with new_engine(tiny_model) as engine:
-            for _ in range(TRIES):
-                ticker = Ticker()
-                async with ticker.running():
-                    await engine.generate("abc", max_tokens=4, stop=stops)
-                lags.append(ticker.worst)
 
-        assert min(lags) < LIMIT
+        async def work(_: int) -> None:
+            await engine.generate("abc", max_tokens=4, stop=stops)
+
+        async with new_engine(tiny_model) as engine:
+            assert await least_lag(work) < LIMIT
 
     async def test_while_many_requests_stream(self, tiny_model: Path) -> None:
-        async def read(engine: Engine, number: int) -> int:
+        async def read(number: int) -> int:
             options: Any = {"max_tokens": 40, "ignore_eos": True, "stop": ["never said"]}
             async with engine.stream(f"{number} words", **options) as deltas:
                 return sum([len(delta.tokens) async for delta in deltas])
 
-        lags: list[float] = []
-        async with new_engine(tiny_model, slots=6000) as engine:
-            for _ in range(TRIES):
-                ticker = Ticker()
-                async with ticker.running():
-                    tokens = await asyncio.gather(*(read(engine, n) for n in range(64)))
-                lags.append(ticker.worst)
-                assert tokens == [40] * 64
+        async def work(_: int) -> None:
+            assert await asyncio.gather(*(read(n) for n in range(64))) == [40] * 64
 
-        assert min(lags) < LIMIT
+        async with new_engine(tiny_model, slots=6000) as engine:
+            assert await least_lag(work) < LIMIT
 
     async def test_while_programs_fork(self, tiny_model: Path) -> None:
-        lags: list[float] = []
-        async with new_engine(tiny_model, slots=6000) as engine:
-            for _ in range(TRIES):
-                ticker = Ticker()
-                async with ticker.running():
-                    await forked.run(engine, 48)
-                lags.append(ticker.worst)
+        async def work(_: int) -> None:
+            await forked.run(engine, 48)
 
-        assert min(lags) < LIMIT
+        async with new_engine(tiny_model, slots=6000) as engine:
+            assert await least_lag(work) < LIMIT
 
     async def test_while_it_measures_that_itself(self, tiny_model: Path) -> None:
         async with new_engine(tiny_model) as engine:
@@ -215,7 +202,7 @@ class TestAfterManyRequests:
         before = asyncio.all_tasks()
         async with new_engine(tiny_model, slots=600) as engine:
             opened = asyncio.all_tasks()
-            for batch in range(40):
+            for batch in range(20):
                 tasks = [
                     asyncio.create_task(
                         engine.generate(f"{batch} {n}", max_tokens=1 + n % 7, deadline=60)
@@ -231,9 +218,9 @@ class TestAfterManyRequests:
                 while (now := engine.statistics()).running or now.waiting:  # noqa: ASYNC110 - polls
                     await asyncio.sleep(0.001)
 
-            assert now.requests_finished + now.requests_aborted <= 2000
-            assert now.requests_finished > 1000
-            assert now.requests_aborted > 100
+            assert now.requests_finished + now.requests_aborted <= 1000
+            assert now.requests_finished > 500
+            assert now.requests_aborted > 50
             assert (engine._mailboxes, engine._timers, engine._core._sequences) == ({}, {}, {})
             assert (now.slots_held, now.slots_limbo, now.scopes) == (0, 0, 0)
             assert asyncio.all_tasks() <= opened
