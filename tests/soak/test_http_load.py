@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +27,7 @@ from tests.server.process import ServerProcess, server_process
 
 SECONDS = float(os.environ.get("STRUCTGEN_SOAK_SECONDS", "60"))
 CLIENTS, VANISHING = 256, 0.1
+DRAIN = 5.0  # seconds that a server that is told to stop gives its streams, where one is
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "1", "2", "3", "4"]
 
 
@@ -177,3 +179,49 @@ async def test_load_over_http_leaves_no_trace(server: ServerProcess) -> None:
     assert after["free"] + after["cached"] == before["free"]
     assert load.p99() < 0.1
     assert load.slope() < 1.0
+
+
+async def end_of(session: aiohttp.ClientSession, number: int, begun: asyncio.Event) -> str:
+    """How a stream that goes on for long ends: the code of its last event."""
+    body = {"model": "soak", "prompt": f"{number} words", "max_tokens": 500, "ignore_eos": True}
+    async with session.post("/v1/completions", json={**body, "stream": True}) as response:
+        if response.status != 200:
+            return f"status {response.status}"
+        last = ""
+        async for event in events_of(response):
+            last = event
+            begun.set()
+    return str(json.loads(last)["error"]["code"]) if "error" in last else f"ended by {last!r}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+async def test_a_signal_under_load_ends_all_streams_in_time(
+    default_model: Path, tmp_path: Path
+) -> None:
+    names = ("--served-model-name", "soak", "--drain-timeout", str(DRAIN))
+    limits = ("--max-total-tokens", "140000", "--max-running-requests", str(CLIENTS))
+    with server_process(default_model, tmp_path, *names, *limits) as server:
+        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(
+            server.url, connector=connector, timeout=timeout
+        ) as session:
+            begun = [asyncio.Event() for _ in range(CLIENTS)]
+            streams = [
+                asyncio.create_task(end_of(session, number, event))
+                for number, event in enumerate(begun)
+            ]
+            await asyncio.gather(*(event.wait() for event in begun))
+            told = time.perf_counter()
+            server.signal(signal.SIGTERM)
+            ends = Counter(await asyncio.gather(*streams))
+            ended = time.perf_counter() - told
+        code = await asyncio.to_thread(server.wait, 30)
+        took = time.perf_counter() - told
+        errors = server.errors
+    print(f"streams ended by {dict(ends)} {ended:.2f} s after the signal, exit {took:.2f} s after")
+
+    assert ends == {"shutting_down": CLIENTS}
+    assert code == 0
+    assert took < DRAIN + 2
+    assert "Traceback" not in errors
