@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from structgen.cli.engine import open_engine, without_collections
+from structgen.cli.engine import open_engine, run_guarded_loop, without_collections
 from structgen.engine.engine import Engine
 
 
@@ -48,3 +51,50 @@ class TestAnEngine:
 
         assert isinstance(engine, Engine)
         assert engine.model == "smollm2-135m"
+
+
+class TestAGuardedLoop:
+    async def leave(self) -> None:
+        sys.exit(3)
+
+    def test_goes_on_where_a_task_or_a_callback_exits(self) -> None:
+        told: list[BaseException] = []
+
+        async def main() -> str:
+            with pytest.raises(SystemExit):
+                await asyncio.create_task(self.leave())
+            asyncio.get_running_loop().call_soon(sys.exit, 4)
+            await asyncio.sleep(0)
+            return "its end"
+
+        assert run_guarded_loop(main(), told.append) == "its end"
+        assert [error.args for error in told] == [(3,), (4,)]
+
+    def test_ends_by_an_exit_of_its_own(self) -> None:
+        told: list[BaseException] = []
+
+        with pytest.raises(SystemExit):
+            run_guarded_loop(self.leave(), told.append)
+
+        assert told == []
+
+    @pytest.mark.parametrize("heard", [False, True])
+    def test_ends_by_ctrl_c_unless_the_loop_takes_that_as_a_signal(self, heard: bool) -> None:
+        told: list[BaseException] = []
+
+        async def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        async def main() -> str:
+            if heard:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+            with pytest.raises(KeyboardInterrupt):
+                await asyncio.create_task(interrupted())
+            return "its end"
+
+        if heard:
+            assert run_guarded_loop(main(), told.append) == "its end"
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run_guarded_loop(main(), told.append)
+        assert len(told) == heard

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
+import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -62,10 +63,35 @@ def without_collections() -> Iterator[None]:
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine under uvloop where that is installed, else under asyncio's own loop."""
+    with _runner() as runner:
+        return runner.run(main)
+
+
+def run_guarded_loop(main: Coroutine[Any, Any, T], tell: Callable[[BaseException], None]) -> T:
+    """Run a coroutine to its end, also where another task, or a callback, calls `sys.exit()`.
+
+    An event loop raises that, and stops. Here `tell` hears of it, and the loop goes on: a task that
+    a program has started must not end a server. A Ctrl-C that no signal handler of the loop takes
+    ends it, as ever.
+    """
+    with _runner() as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except (SystemExit, KeyboardInterrupt) as error:
+                pressed = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                own = task.done() and not task.cancelled() and task.exception() is error
+                if own or (pressed and isinstance(error, KeyboardInterrupt)):
+                    raise
+                tell(error)
+
+
+def _runner() -> asyncio.Runner:
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)
+    return asyncio.Runner(loop_factory=factory)

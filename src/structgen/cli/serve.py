@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from structgen.cli import sockets, source
-from structgen.cli.engine import OpenEngine, run_loop, without_collections
+from structgen.cli.engine import OpenEngine, run_guarded_loop, without_collections
 from structgen.cli.failure import INTERRUPTED, CommandError, blaming
 from structgen.cli.serve_options import ENGINE_OPTIONS, SERVER_OPTIONS, ServeOptions
 from structgen.errors import OptionError
@@ -58,6 +58,7 @@ def _run(
     tls: ssl.SSLContext | None,
 ) -> int:
     from structgen.server.observe.access_log import configure_logging
+    from structgen.server.programs import log_exit
     from structgen.server.serving import run
 
     programs = [each for target in options.programs or () for each in _programs(target)]
@@ -72,7 +73,7 @@ def _run(
     configure_logging(options.log_level, options.log_format)
     with _exporting(options.otlp_endpoint):
         main = run(engine, address.sockets, programs=programs, config=config, tls=tls, ready=ready)
-        orderly = run_loop(main)
+        orderly = run_guarded_loop(main, log_exit)
     # The process ends now, and a last search for garbage in all that torch is takes a second.
     gc.freeze()
     return 0 if orderly else INTERRUPTED

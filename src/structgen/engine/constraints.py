@@ -23,13 +23,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from structgen.engine.loop import outlast
 from structgen.errors import ConstraintError, EngineClosedError
 from structgen.grammar.compiler import KINDS, Grammar, compile_constraint, refusal
 from structgen.grammar.matcher import Vocabulary
 from structgen.models.checkpoint import Checkpoint
 from structgen.options import in_words
 from structgen.request import Constraint, Request
+from structgen.waiting import outlast
 
 MOST_KEPT = 2_000_000  # size of the grammars that are kept for later requests, about 50 MB
 COMPILING_AT_ONCE = 2  # threads; what is compiled cannot be interrupted

@@ -33,7 +33,7 @@ from structgen.engine.config import EngineOptions, config_from
 from structgen.engine.constraints import Constraints, check_kind
 from structgen.engine.encode import Encoder, PromptLike, parts_from
 from structgen.engine.loading import Loaded, load
-from structgen.engine.loop import Loop, Waits, outlast
+from structgen.engine.loop import Loop, Waits
 from structgen.engine.observe import LagMeter, Statistics, snapshot
 from structgen.engine.score import score
 from structgen.engine.stream import DeltaStream, Mailbox
@@ -62,6 +62,7 @@ from structgen.request import (
 )
 from structgen.sampling import ModelDefaults
 from structgen.schemas import SchemaLike
+from structgen.waiting import outlast
 
 
 class Engine:

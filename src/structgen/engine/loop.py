@@ -11,9 +11,8 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
-import anyio
 import anyio.to_thread
 import msgspec
 import torch
@@ -23,6 +22,7 @@ from structgen.core.batch import Batch, Picked
 from structgen.core.core import Core, Failure, Outcome
 from structgen.engine.memory import Tidying
 from structgen.grammar.matcher import Mask
+from structgen.waiting import outlast
 
 
 class Computer(Protocol):
@@ -202,22 +202,6 @@ class Loop:
             # A future refuses StopIteration, and the loop would wait for ever; what is no
             # Exception (a Rust panic, say) would end the loop unseen.
             raise RuntimeError(f"the computation raised {error!r}") from error
-
-
-async def outlast(task: asyncio.Future[Any]) -> None:
-    """Wait until a task is done, however it ends; a cancellation is heeded after that."""
-    cancelled: asyncio.CancelledError | None = None
-    # The shield keeps anyio's cancellation out, but not a plain `Task.cancel`.
-    with anyio.CancelScope(shield=True):
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if not task.cancelled():
-        task.exception()  # looked at, or asyncio would report it as lost where it is not needed
-    if cancelled is not None:
-        raise cancelled
 
 
 def _frees_a_program(outcomes: list[Outcome]) -> bool:

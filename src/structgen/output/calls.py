@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -205,7 +206,7 @@ def _in_class(character: str) -> str:
 # ---------------------------------------------------------------- reading
 
 
-class CallReader:
+class CallReader(ABC):
     """Reads one output, push by push. Call `flush` at its end, and nothing after it."""
 
     def __init__(self, *, answers: bool) -> None:
@@ -232,11 +233,11 @@ class CallReader:
         self._end()
         return self._taken()
 
+    @abstractmethod
     def _read(self) -> Waiting:
         """Read from the beginning; never ends."""
-        raise NotImplementedError
 
-    def _end(self) -> None:
+    def _end(self) -> None:  # noqa: B027 - most have nothing left to give
         """Give out what is certain now that nothing more comes."""
 
     def _taken(self) -> tuple[str, list[CallPiece]]:

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Self, TypeVar
 
 from structgen.errors import BatchError, ConcurrentUseError, OptionError, StateError
-from structgen.program.tasks import cut, failure_of
+from structgen.program.tasks import cut, failure_of, result_of, start
 from structgen.sampling import check_whole
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class BatchResults(Generic[T]):
     async def __aenter__(self) -> Self:
         if self._feeder is not None:
             raise StateError("this batch was opened before; call iter_batch() again")
-        self._feeder = asyncio.create_task(self._feed(), name="structgen batch source")
+        self._feeder = start(self._feed, "structgen batch source")
         self._feeder.add_done_callback(lambda _: self._arrival.set())
         return self
 
@@ -152,8 +152,8 @@ class BatchResults(Generic[T]):
         finally:
             self._window.clear()
         # What failed before, and was not read, is of no interest any more; closing the source is.
-        if closing and not self._feeder.cancelled() and (error := self._feeder.exception()):
-            raise error
+        if closing and not self._feeder.cancelled():
+            result_of(self._feeder)
 
     def __aiter__(self) -> Self:
         self._require_open()
@@ -241,7 +241,7 @@ def _start(run_one: RunOne[T], item: object) -> asyncio.Task[T]:
             return await run_one((), dict(item))
         return await run_one(item if isinstance(item, tuple) else (item,), {})
 
-    return asyncio.create_task(run())
+    return start(run)
 
 
 def _failure(task: asyncio.Task[Any], index: int) -> Exception | None:

@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar
 
 from structgen.backend import Backend
 from structgen.errors import EngineClosedError, EngineError, StateError
-from structgen.program.tasks import cut, failure_of
+from structgen.program.tasks import cut, failure_of, kept
 
 T = TypeVar("T")
 Start = Callable[[Any], Coroutine[Any, Any, T]]
@@ -214,16 +214,10 @@ class Blocked:
         if not self._accepting:
             outcome.set_exception(EngineClosedError(LEFT))
             return
-        task = self._loop.create_task(self._call(start))
+        # An exit is meant for the thread that waits.
+        task = self._loop.create_task(kept(lambda: start(self._backend)))
         self._calls[task] = outcome
         task.add_done_callback(self._end)
-
-    async def _call(self, start: Start[T]) -> tuple[T | None, BaseException | None]:
-        try:
-            return await start(self._backend), None
-        except (KeyboardInterrupt, SystemExit) as error:
-            # It is meant for the thread that waits; asyncio would end the loop of all by it.
-            return None, error
 
     def _cancel(self, outcome: Future[Any]) -> None:
         for task, waiting in self._calls.items():
@@ -233,16 +227,14 @@ class Blocked:
         if not outcome.done():  # interrupted before it was sent
             outcome.set_exception(asyncio.CancelledError())
 
-    def _end(self, task: asyncio.Task[tuple[Any, BaseException | None]]) -> None:
+    def _end(self, task: asyncio.Task[Any]) -> None:
         """Hand over what a call has ended with."""
         outcome = self._calls.pop(task)
-        value, error = None, failure_of(task, "the program")
-        if error is None:
-            value, error = task.result()
-        elif task.cancelled() and not self._accepting:
+        error = failure_of(task, "the program")
+        if task.cancelled() and not self._accepting:
             error = EngineClosedError(LEFT)
         if error is None:
-            outcome.set_result(value)
+            outcome.set_result(task.result())
         else:
             outcome.set_exception(error)
 

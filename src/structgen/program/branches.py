@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
@@ -26,6 +27,7 @@ from structgen.program.combine import Vote, Winner
 from structgen.program.cursor import Cursor
 from structgen.program.expression import Expression
 from structgen.program.run import LEFT, ForkScope, close_all
+from structgen.program.tasks import all_of, kept, raise_exit
 from structgen.program.variables import Value
 from structgen.transcript.chain import Said, Transcript
 from structgen.transcript.layout import lay_out
@@ -172,11 +174,8 @@ class Branches:
         """
         self._made()
         waiting = [cursor for cursor in self._cursors if cursor.pending]
-        if not waiting:
-            return
-        async with asyncio.TaskGroup() as group:
-            for cursor in waiting:
-                group.create_task(operations.settle(cursor))
+        if waiting:
+            await all_of([partial(operations.settle, cursor) for cursor in waiting])
 
     async def map(self, function: Callable[[State, int], Awaitable[T]]) -> list[T]:
         """Await `function(state, index)` for all branches at once; results in branch order.
@@ -188,11 +187,9 @@ class Branches:
         async def work(state: State, index: int) -> T:
             return await function(state, index)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(work(state, index)) for index, state in enumerate(self._made())
-            ]
-        return [task.result() for task in tasks]
+        return await all_of(
+            [partial(work, state, index) for index, state in enumerate(self._made())]
+        )
 
     async def race(self, function: Callable[[State, int], Awaitable[T]]) -> Winner[T]:
         """Await `function(state, index)` for all branches; the first that returns wins.
@@ -251,8 +248,10 @@ class Branches:
         errors: list[BaseException | None] = [None] * self._count
         if return_exceptions:
             errors = await asyncio.gather(
-                *(operations.settle(cursor) for cursor in self._cursors), return_exceptions=True
+                *(kept(partial(operations.settle, cursor)) for cursor in self._cursors),
+                return_exceptions=True,
             )
+            raise_exit(errors)
             for cursor, error in zip(self._cursors, errors, strict=True):
                 if error is not None:
                     cursor.discard()  # it has been handed out: nobody is to try it again

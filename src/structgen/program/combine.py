@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from structgen.errors import OptionError
-from structgen.program.tasks import cut, failure_of
+from structgen.program.tasks import EXITS, cut, failure_of, raise_exit, start
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class _Contest:
         """What failed, in the order of the states.
 
         That is what failed before it was over; and what failed while it was cancelled, if it was
-        over by a failure.
+        over by a failure. An exit ends it at once, and is raised as it is.
         """
         if not states:
             raise OptionError("states", f"{self._name}() needs at least one branch")
@@ -160,12 +160,14 @@ class _Contest:
             for index, state in enumerate(states):
                 # An eager task may have ended it before the next one was made.
                 if not self._over(False):
-                    task = asyncio.create_task(work(state, index))
+                    task = start(partial(work, state, index))
                     self._tasks[index] = task
                     task.add_done_callback(partial(self._look, index))
             await self._end
         finally:
             await cut(self._tasks.values())
+        ended = [task for task in self._tasks.values() if not task.cancelled()]
+        raise_exit(task.exception() for task in ended)
         for index in self._left & self._tasks.keys() if self._failures else ():
             if not self._tasks[index].cancelled():
                 self._note_failure(index)
@@ -176,7 +178,8 @@ class _Contest:
         if not self._end.done():
             self._left.discard(index)
             self._note_failure(index)
-            if not self._left or self._over(bool(self._failures)):
+            exits = isinstance(self._failures.get(index), EXITS)
+            if exits or not self._left or self._over(bool(self._failures)):
                 self._end.set_result(None)
 
     def _note_failure(self, index: int) -> None:

@@ -38,8 +38,9 @@ from structgen.events import (
     RunEnded,
 )
 from structgen.options import in_words, request_from
-from structgen.program.tasks import cut, outlast
+from structgen.program.tasks import cut, result_of, start
 from structgen.request import Prompt, Request, Usage
+from structgen.waiting import outlast
 
 T = TypeVar("T")
 Place = tuple[int, ...]
@@ -241,7 +242,11 @@ class Run:
         tasks, leases = tuple(self._tasks), self.cut(ENDED)
         if leases or tasks:
             # Whoever cancels meanwhile: the requests must not be left to the backend.
-            await outlast(_ended(tasks, leases))
+            ending = start(lambda: _ended(tasks, leases))
+            try:
+                await outlast(ending)
+            finally:
+                result_of(ending)
 
     def tell_end(self, error: str) -> None:
         """Tell the listeners that nothing more comes."""
@@ -263,7 +268,7 @@ class Run:
 
     def aside(self, work: Callable[[], Awaitable[object]]) -> None:
         """Run something that nobody waits for; it ends with the run, its failure is nobody's."""
-        task = asyncio.create_task(_quietly(work))
+        task = start(lambda: _quietly(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -1,26 +1,70 @@
-"""Ending tasks for certain, and telling what they ended by.
+"""Starting tasks, ending them for certain, and telling what they ended by.
 
-Owns nothing. Used by whatever of the program room starts tasks, which ends them here.
+Owns   nothing.
+Holds  what a user's code in a task raises reaches whoever waits for the task, and nobody else: not
+       even `sys.exit()` ends the event loop, and with it all that runs there.
+Used   by whatever of the program room starts tasks, which ends them here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
-
-import anyio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 from structgen.errors import StructgenError
+from structgen.waiting import outlast
+
+T = TypeVar("T")
+EXITS = (SystemExit, KeyboardInterrupt)
+"""What asyncio raises out of its loop when a task ends by it."""
 
 
-async def outlast(work: Coroutine[Any, Any, None]) -> None:
-    """Do some work to its end, whoever cancels meanwhile: that is heeded after it."""
-    task = asyncio.create_task(work)
+class Exit(BaseException):
+    """What a task has ended by in place of one of `EXITS`, which is its cause."""
+
+
+def start(work: Callable[[], Awaitable[T]], name: str | None = None) -> asyncio.Task[T]:
+    """Start a task for `await work()`; `result_of` and `failure_of` tell what it ended by."""
+    return asyncio.create_task(kept(work), name=name)
+
+
+async def kept(work: Callable[[], Awaitable[T]]) -> T:
+    """Await `work()`. Raises `Exit` where that would end the event loop."""
     try:
-        await _until_done([task])
-    finally:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        return await work()
+    except EXITS as error:
+        raise Exit from error
+
+
+def result_of(task: asyncio.Task[T]) -> T:
+    """What a task that has ended returned; raises what it raised."""
+    try:
+        return task.result()
+    except Exit as error:
+        raise _meant(error) from None
+
+
+async def all_of(works: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+    """Do some works at once. When one fails, the others are cancelled.
+
+    The errors are raised as an `ExceptionGroup`; an exit, when the others have ended, as it is.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(kept(work)) for work in works]
+    except BaseExceptionGroup as error:
+        raise_exit(error.exceptions)
+        raise
+    return [task.result() for task in tasks]
+
+
+def raise_exit(errors: Iterable[BaseException | None]) -> None:
+    """Raise the first exit among what tasks have ended by, if there is one."""
+    for error in errors:
+        if isinstance(error, Exit):
+            raise _meant(error) from None
+        if isinstance(error, EXITS):
             raise error
 
 
@@ -32,25 +76,7 @@ async def cut(tasks: Iterable[asyncio.Task[Any]]) -> None:
     tasks = tuple(tasks)
     for task in tasks:
         task.cancel()
-    try:
-        await _until_done(tasks)
-    finally:
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()  # looked at, or asyncio would report it as lost
-
-
-async def _until_done(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    cancelled: asyncio.CancelledError | None = None
-    # The shield keeps anyio's cancellation out, but not a plain `Task.cancel`.
-    with anyio.CancelScope(shield=True):
-        while pending := [task for task in tasks if not task.done()]:
-            try:
-                await asyncio.wait(pending)
-            except asyncio.CancelledError as error:
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled
+    await outlast(*tasks)
 
 
 def failure_of(task: asyncio.Task[Any], who: str) -> BaseException | None:
@@ -69,9 +95,16 @@ def failure_of(task: asyncio.Task[Any], who: str) -> BaseException | None:
         return _caused(StructgenError(text), error)
     except StopAsyncIteration as error:
         return _caused(RuntimeError(f"{who} raised StopAsyncIteration"), error)
+    except Exit as error:
+        return _meant(error)
     except BaseException as error:  # noqa: BLE001 - handed on to whoever waits for the task
         return error
     return None
+
+
+def _meant(exit_: Exit) -> BaseException:
+    assert exit_.__cause__ is not None, "`kept` raises it from its cause"
+    return exit_.__cause__
 
 
 def _caused(error: Exception, cause: BaseException) -> Exception:

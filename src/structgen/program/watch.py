@@ -16,7 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 from structgen.errors import StateError
 from structgen.events import Channel, Event, Listener, TextDelta
 from structgen.program.result import Result
-from structgen.program.tasks import cut, failure_of
+from structgen.program.tasks import EXITS, cut, failure_of, start
 
 R = TypeVar("R")
 
@@ -50,7 +50,7 @@ class RunStream(Generic[R]):
         if self._task is not None:
             raise StateError("this stream was opened before; call stream() again for another run")
         self._log.open()
-        self._task = asyncio.create_task(self._start(self._log.add), name="structgen stream")
+        self._task = start(lambda: self._start(self._log.add), "structgen stream")
         self._task.add_done_callback(self._end)
         return self
 
@@ -79,8 +79,13 @@ class RunStream(Generic[R]):
     def _report_lost(self) -> None:
         """An error of a program that was cancelled: nobody waits for it, but it is not hidden."""
         assert self._task is not None
-        if self._task.cancelled() or (error := self._task.exception()) is None:
+        if self._task.cancelled():
             return
+        error = failure_of(self._task, "the program")
+        if error is None:
+            return
+        if isinstance(error, EXITS):
+            raise error
         context = {"message": "a program failed when its stream was left", "exception": error}
         self._task.get_loop().call_exception_handler(context)
 

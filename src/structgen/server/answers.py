@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from structgen.engine.engine import Engine
-from structgen.engine.loop import outlast
 from structgen.request import Delta, Request
+from structgen.waiting import outlast
 
 
 class Answers(AbstractAsyncContextManager["Answers"], AsyncIterator[tuple[int, Delta]]):

@@ -9,7 +9,6 @@ Used   by `app`. The events are those of `structgen.events`.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ from structgen.options import did_you_mean
 from structgen.output.values import json_of, readable
 from structgen.program.program import Program
 from structgen.program.result import Result
-from structgen.program.tasks import cut
+from structgen.program.tasks import EXITS, cut, result_of, start
 from structgen.server.call import Call
 from structgen.server.endpoint import Endpoint
 from structgen.server.errors import SERVER, ApiError, api_error, of_validation, unknown_model
@@ -168,12 +167,17 @@ async def show_program(call: Call) -> web.StreamResponse:
 
 async def run_program(call: Call) -> web.StreamResponse:
     """Run a program."""
-    run = _Run(call, _named(call), await call.body(ProgramBody))
-    with _counted(call):
-        try:
-            return await (_streamed(run) if run.body.stream else _whole(run))
-        except Exception as error:
-            raise run.failure(error) from error
+    endpoint, body = _named(call), await call.body(ProgramBody)
+    try:
+        run = _Run(call, endpoint, body)
+        with _counted(call):
+            try:
+                return await (_streamed(run) if run.body.stream else _whole(run))
+            except Exception as error:
+                raise run.failure(error) from error
+    except EXITS as error:
+        # Of this task, aiohttp's, it would end the whole server.
+        raise _exited(call, endpoint.name, error) from error
 
 
 def _named(call: Call) -> Endpoint:
@@ -213,7 +217,7 @@ class _Run:
         if body.model is not None and body.model not in service.names:
             raise unknown_model(body.model, service.names)
         self.arguments = _arguments(endpoint, bytes(body.arguments))
-        self.program = self._limited(self._using(_contained(endpoint.program)))
+        self.program = self._limited(self._using(endpoint.program))
         self.tenant = Tenant(service.engine, call.namespace(body.cache_salt), call.came)
 
     def _using(self, program: Program[..., Any]) -> Program[..., Any]:
@@ -305,18 +309,16 @@ def _arguments(endpoint: Endpoint, data: bytes) -> dict[str, Any]:
         raise of_validation(error, endpoint.parameters.get("properties", ()), "arguments") from None
 
 
-def _contained(program: Program[..., Any]) -> Program[..., Any]:
-    """The program; where it calls `sys.exit`, it ends by an error, and not the whole server."""
-    function = program.function
+def log_exit(error: BaseException) -> None:
+    """Log that a task or a callback which nobody waits for wanted to end the process."""
+    _log.error("a task of a program wanted to exit; the server goes on\n%s", traceback_of(error))
 
-    @functools.wraps(function)
-    async def contained(*args: Any, **kwargs: Any) -> object:
-        try:
-            return await function(*args, **kwargs)
-        except SystemExit as error:
-            raise RuntimeError(f"it would end the server, by SystemExit: {error}") from error
 
-    return Program(contained, program.options, bound=program.bound, budget=program.limits)
+def _exited(call: Call, name: str, error: BaseException) -> ApiError:
+    """What a client is told of a program that wanted to end the process."""
+    _log.error("program %s wanted to exit in %s\n%s", name, call.id, traceback_of(error))
+    message = f"the program {name} ended by {type(error).__name__}: {error}"
+    return ApiError(500, readable(message), type_=SERVER, code="program_failed")
 
 
 def _least(*limits: N | None) -> N | None:
@@ -353,7 +355,7 @@ def _counted(call: Call) -> Iterator[None]:
 
 async def _whole(run: _Run) -> web.StreamResponse:
     # A task of its own: a program may cancel the one it runs in, which must not be the call's.
-    task = asyncio.create_task(run.program.run(run.tenant, **run.arguments), name="structgen run")
+    task = start(lambda: run.program.run(run.tenant, **run.arguments), "structgen run")
     try:
         await asyncio.wait([task])
     finally:
@@ -363,7 +365,7 @@ async def _whole(run: _Run) -> web.StreamResponse:
         raise ApiError(
             500, f"the program {run.name} cancelled itself", type_=SERVER, code="program_failed"
         )
-    return run.call.answer(run.answer(task.result()))
+    return run.call.answer(run.answer(result_of(task)))
 
 
 # ---------------------------------------------------------------- as a stream

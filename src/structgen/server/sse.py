@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from structgen.engine.loop import outlast
 from structgen.server.errors import ApiError
+from structgen.waiting import outlast
 
 _PING = b": ping\n\n"
 

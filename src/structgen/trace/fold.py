@@ -8,6 +8,7 @@ Used   by `record`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class Place(NamedTuple):
 PLACE: ContextVar[Place | None] = ContextVar("structgen_trace_place", default=None)
 
 
-class Node:
+class Node(ABC):
     """A span while it grows."""
 
     __slots__ = ("children", "end", "error", "start")
@@ -61,9 +62,9 @@ class Node:
         if self.end is None:
             self.end = max(end, self.start)
 
+    @abstractmethod
     def freeze(self, children: tuple[Span, ...]) -> Span:
         """The span, with its children's spans."""
-        raise NotImplementedError
 
 
 class Branch(Node):

@@ -8,8 +8,9 @@ Used   by `operations`; `Pieces` and `tools` take parts of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from structgen.program.cursor import Cursor, Question
 from structgen.program.expression import Gen
 from structgen.program.generation import Generation
 from structgen.program.run import derived_seed
-from structgen.program.tasks import cut
+from structgen.program.tasks import cut, result_of, start
 from structgen.program.variables import Meta, Value
 from structgen.request import Completion, Prompt, Request, Text
 
@@ -94,14 +95,14 @@ def value_of(call: Gen, answer: Generation) -> Value:
     )
 
 
-async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do some works at once. When one fails, the others are cancelled."""
-    tasks = [asyncio.create_task(work) for work in works]
+async def together(works: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> list[T]:
+    """Do some works at once. When one fails, the others are cancelled, and its error raised."""
+    tasks = [start(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:
             if task.done():
-                task.result()
+                result_of(task)
         return [task.result() for task in tasks]
     finally:
         await cut(tasks)
@@ -119,7 +120,7 @@ async def answers_to(cursor: Cursor, call: Gen, question: Question) -> list[Answ
         ]
         if len(live) == 1:
             return [await _answer(cursor, call, question, live[0])]
-        return await together([_answer(cursor, call, question, each) for each in live])
+        return await together([partial(_answer, cursor, call, question, each) for each in live])
 
 
 async def _answer(cursor: Cursor, call: Gen, question: Question, first: Generation) -> Answer:

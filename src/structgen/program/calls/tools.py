@@ -9,6 +9,7 @@ Used   by `State.call`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -124,7 +125,7 @@ def _after(cursor: Cursor, role: Role, result: str) -> str:
 async def _run_all(calling: Calling, asked: tuple[Asked, ...]) -> list[ToolCall]:
     if len(asked) < 2:
         return [await _run(calling, each) for each in asked]
-    return await together([_run(calling, each) for each in asked])
+    return await together([partial(_run, calling, each) for each in asked])
 
 
 async def _run(calling: Calling, asked: Asked) -> ToolCall:
