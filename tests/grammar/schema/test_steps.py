@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from structgen.grammar.schema.numbers import is_step, too_many
+from structgen.grammar.schema.numbers import steps_of, too_many
 from tests.grammar.schema.oracle import compiled
 from tests.grammar.schema.values import lets_through
 
@@ -21,13 +22,42 @@ def thing(**properties: Any) -> dict[str, Any]:
 
 
 class TestAStep:
-    @pytest.mark.parametrize("size", [1, 7, 9_973, 10_000, 1e4, 0.1, 0.000001])
+    @pytest.mark.parametrize("size", [1, 7, 9_973, 10_000, 1e4, 0.1, 0.000001, 2.5, 12.5])
     def test_is_masked(self, size: float) -> None:
-        assert is_step(size)
+        assert steps_of(size) == (size,)
 
-    @pytest.mark.parametrize("size", [10_001, 99_991, 1e6, 0.25, 2.5, 1e-7])
+    @pytest.mark.parametrize("size", [10_001, 99_991, 1e6, 1e15, 1e300, 0.0123457, 1000.5, 1 / 3])
     def test_is_checked(self, size: float) -> None:
-        assert not is_step(size)
+        assert steps_of(size) == ()
+
+    @pytest.mark.parametrize(
+        ("size", "steps"),
+        [
+            (0.25, (0.25, 0.5)),
+            (0.75, (0.75, 1.5)),
+            (0.125, (0.125, 0.25, 0.5)),
+            (0.05, (0.05, 0.1)),
+        ],
+    )
+    def test_of_several_digits_is_one_for_each_number_of_them(
+        self, size: float, steps: tuple[float, ...]
+    ) -> None:
+        assert steps_of(size) == steps
+
+    @pytest.mark.parametrize("size", [1e-7, 1e-12, 1e-300, 5e-324, 2e-9])
+    def test_that_is_finer_than_all_that_is_written_takes_no_finer_digits(
+        self, size: float
+    ) -> None:
+        assert steps_of(size) == (1e-6,)
+
+    @pytest.mark.parametrize("size", [0.25, 2.5, 0.75, 1.1, 0.0125, 1e-300])
+    def test_of_fractions_is_kept_to_by_the_mask(self, size: float) -> None:
+        grammar = compiled({"type": "number", "multipleOf": size})
+        texts = [f"{sign}{n / 80:g}" for n in range(0, 1_000, 7) for sign in ("", "-")]
+        exact = [text for text in texts if (Fraction(text) / Fraction(repr(size))).denominator == 1]
+
+        assert [text for text in texts if grammar.matches((), text)] == exact
+        assert grammar.source.unmasked == ()
 
     @pytest.mark.parametrize("size", [9_973, 999_983])
     def test_is_kept_to_either_way(self, size: int) -> None:
@@ -59,6 +89,7 @@ class TestTheStepsOfASchema:
             thing(**{f"p{n}": step(9_973 - n) for n in range(10)}),
             {**step(997), "allOf": [step(991)]},
             {"type": "array", "items": {"anyOf": [step(997), step(991), step(983)]}},
+            thing(**{f"p{n}": {"multipleOf": (9_973 - n) / 10_000} for n in range(10)}),
             {**step(7), "anyOf": [step(997), step(991)]},
             {"allOf": [{"type": "array", "items": step(n)} for n in (997, 991)]},
             {"allOf": [thing(a=step(997)), {"additionalProperties": step(991)}]},

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from decimal import Decimal
 
 import jsonschema_rs
 
@@ -24,6 +25,8 @@ from structgen.grammar.schema.keywords import Json
 MOST_VISITS = 500_000
 MOST_TOLD = 5_000
 _SHOWN = 200  # characters of a fault's reason
+_LARGEST = Decimal(repr(sys.float_info.max))
+_FINEST = 5_000  # digits behind the point; what is smaller is taken for as much
 
 
 class JsonJudge:
@@ -69,15 +72,24 @@ class JsonJudge:
         return f"{_path(error.instance_path)}: {error.kind.name}: {error.message:.{_SHOWN}}"
 
 
-def _number(text: str) -> float:
-    """A number; the largest there is for one beyond it, which the validator would not take."""
-    number = float(text)
-    return math.copysign(sys.float_info.max, number) if math.isinf(number) else number
+def _number(text: str) -> Decimal | float:
+    """A number, digit by digit; the largest float for one beyond all floats.
+
+    Of a number with a huge exponent the validator would write out all digits.
+    """
+    number = Decimal(text)
+    if not number:
+        return 0.0  # without an exponent
+    if number.copy_abs() > _LARGEST:
+        return math.copysign(sys.float_info.max, number)
+    if number.adjusted() < -_FINEST:
+        return Decimal((int(number.is_signed()), (1,), -_FINEST))
+    return number
 
 
 def _has_surrogates(value: object) -> bool:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         return True
     return False

@@ -22,6 +22,7 @@ from jsonschema_rs import canonical
 from structgen.errors import ConstraintError
 from structgen.grammar.schema import strict
 from structgen.grammar.schema.keywords import NAMED, SCHEMA, SCHEMAS, Draft, Json, inner
+from structgen.grammar.schema.numbers import exact
 
 MOST_CHARACTERS = 512_000  # of a schema
 MOST_DEPTH = 125  # of values inside each other
@@ -284,7 +285,7 @@ def validator_of(document: Document) -> jsonschema_rs.Validator:
 
     Takes time without end for some schemas; see `effort`.
     """
-    root, draft = document.root, document.draft
+    root, draft = exact(document.root), document.draft
     schema = root if isinstance(root, bool) else {**root, "$schema": ADDRESSES[draft]}
     try:
         return _VALIDATORS[draft](

@@ -14,7 +14,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from structgen.grammar.schema.keywords import PREFIX, Json, inner, without
-from structgen.grammar.schema.numbers import too_many
+from structgen.grammar.schema.numbers import remainders, too_many
 from structgen.grammar.schema.reading import pointer, refusal
 
 MOST_TRIED = 1_500_000  # characters of all schemas that are tried
@@ -75,7 +75,7 @@ class Settled:
         for steps, each in inner(schema):
             less = self._stepless(each, dropped, path + pointer(list(steps)))
             found = _with(found, steps, less)
-        if isinstance(found, dict) and found.get("multipleOf") in dropped:
+        if isinstance(found, dict) and remainders(found.get("multipleOf", 1)) in dropped:
             rest = {key: value for key, value in found.items() if key != "multipleOf"}
             return self._noted(found, rest, path)
         return found
@@ -173,16 +173,15 @@ class Settled:
 
 
 def _steps(schema: Json, name: str | None = None) -> Iterator[tuple[str | None, int]]:
-    """The whole steps inside of a schema, each with the name of the nearest property around it."""
+    """The steps inside of a schema, as `remainders`, each with the nearest property around it."""
     for (keyword, *rest), each in inner(schema):
         if keyword == "properties":
             around: str | None = rest[0]
         else:  # what a pattern is for may have any name
             around = None if keyword in {"patternProperties", "additionalProperties"} else name
         yield from _steps(each, around)
-    step = schema.get("multipleOf") if isinstance(schema, dict) else None
-    if step is not None and step == int(step):
-        yield name, int(step)
+    if isinstance(schema, dict) and "multipleOf" in schema:
+        yield name, remainders(schema["multipleOf"])
 
 
 def _is_empty(error: str) -> bool:

@@ -1,4 +1,4 @@
-"""What can be read off a schema by looking at it: its types, its values, its ways, its names.
+"""What can be read off a schema by looking at it: its types, values, ways, names, lists.
 
 Used   by `weakening`.
 """
@@ -6,11 +6,14 @@ Used   by `weakening`.
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from math import prod
 
 from structgen.grammar.schema import patterns
 from structgen.grammar.schema.keywords import Json
-from structgen.grammar.schema.numbers import plain
+from structgen.grammar.schema.numbers import is_held, plain
+
+MOST_PERMUTED = 4  # values of which lists without repeats are written out
 
 Object = dict[str, Json]
 
@@ -147,3 +150,26 @@ def has_loose_names(schema: Object) -> bool:
         return False
     closed = schema.get("additionalProperties") is False and len(found) == 1
     return not (closed and None not in found)
+
+
+def unique(schema: Object, *, only_arrays: bool) -> tuple[bool, list[Json]]:
+    """What `uniqueItems` adds to a schema, after whether that is all of it.
+
+    only_arrays   the schema is for no other values
+    """
+    most = schema.get("maxItems")
+    if most is not None and most <= 1:
+        return True, []
+    values = values_of(schema.get("items"))
+    if values is None or "prefixItems" in schema:
+        return False, []
+    most = len(values) if most is None else min(int(most), len(values))
+    listed = len(values) <= MOST_PERMUTED and all(map(is_held, values))
+    if not listed or not only_arrays:
+        return False, [{"maxItems": most}]
+    lists = [
+        list(each)
+        for size in range(int(schema.get("minItems", 0)), most + 1)
+        for each in permutations(values, size)
+    ]
+    return True, [{"enum": lists} if lists else False]

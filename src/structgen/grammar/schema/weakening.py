@@ -1,27 +1,38 @@
 """A schema in normal form, made as weak as the masks' backend is, and not weaker.
 
-Holds  what satisfies the schema satisfies the result, in a spelling that JSON writers use. Where
-       the converse does not hold, the keyword is noted with its path.
+Holds  what satisfies the schema satisfies the result, in a spelling that JSON writers use, but for
+       numbers that the backend does not hold: bounds of more digits are taken a little narrower.
+       Where the converse does not hold, the keyword is noted with its path. What no mask comes near
+       to, as at least a million items, is refused.
 Used   by `relaxing`.
 """
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+from itertools import combinations
 
 from structgen.grammar.schema import objects, patterns
 from structgen.grammar.schema.algebra import Algebra, disjoint
 from structgen.grammar.schema.bundling import Bundle
 from structgen.grammar.schema.keywords import PREFIX, Json
-from structgen.grammar.schema.numbers import is_bound, is_held, is_step, missed, plain
-from structgen.grammar.schema.reading import pointer
+from structgen.grammar.schema.numbers import (
+    HIGHEST,
+    LOWEST,
+    MOST,
+    VacuousError,
+    held_bound,
+    is_held,
+    missed,
+    plain,
+    steps_of,
+)
+from structgen.grammar.schema.reading import pointer, refusal
 from structgen.grammar.schema.shapes import (
     allowed_names,
     excluded,
     has_loose_names,
-    type_of,
     types_of,
-    values_of,
+    unique,
     width,
     within,
 )
@@ -30,7 +41,6 @@ MOST_PAIRS = 1_000  # branches of a oneOf that are compared with each other
 MOST_OTHERS = 8  # branches that are taken out of another
 MOST_WIDTH = 32  # ways through all of them at once
 MOST_DEPENDENT = 6  # properties that others depend on: each doubles what is to be matched
-MOST_PERMUTED = 4  # values of which lists without repeats are written out
 MOST_ITEMS = 1_000  # as a bound, each is a rule of the mask
 MOST_LENGTH = 20_000
 
@@ -99,6 +109,11 @@ class Weakening:
         return self._algebra
 
     @property
+    def negating(self) -> bool:
+        """Whether what is weakened came of a negation."""
+        return self._negating > 0
+
+    @property
     def defs(self) -> dict[str, Json]:
         """What references lead to."""
         return self._defs
@@ -140,9 +155,10 @@ class _Node:
             self._found[keyword] = self._inside(keyword, value)
         elif keyword in _COUNTS:
             self._count(keyword, int(value))
-        elif keyword in _BOUNDS or keyword == "multipleOf":
-            held = is_bound(value) if keyword in _BOUNDS else is_step(value)
-            self._keep(keyword, value, kept=held)
+        elif keyword in _BOUNDS:
+            self._bound(keyword, value)
+        elif keyword == "multipleOf":
+            self._step(value)
         else:
             self._single(keyword, value)
 
@@ -193,12 +209,6 @@ class _Node:
     def _note(self, keyword: str) -> None:
         self._walk.note(self._path, keyword)
 
-    def _keep(self, keyword: str, value: Json, *, kept: bool) -> None:
-        if kept:
-            self._found[keyword] = value
-        else:
-            self._note(keyword)
-
     def _inside(self, keyword: str, value: Json) -> Json:
         place = f"{self._path}/{keyword}"
         if isinstance(value, list):
@@ -219,24 +229,67 @@ class _Node:
 
     def _values(self, keyword: str, values: list[Json]) -> None:
         held = [plain(value) for value in values if is_held(value)]
-        if len(held) == len(values):
+        if len(held) < len(values):
+            unheld = next(value for value in values if not is_held(value))
+            why = "no mask can tell this number from those beside it; write it as a string, or with"
+            self._out_of_reach(keyword, f"{unheld!r:.80}: {why} fewer digits")
+        if held:
             self._found[keyword] = held[0] if keyword == "const" else held
-            return
-        self._note(keyword)
-        types = {type_of(value) for value in values if not is_held(value)}
-        self._more.append({"anyOf": [{"enum": held}, *({"type": each} for each in sorted(types))]})
+
+    def _out_of_reach(self, keyword: str, why: str, *types: str) -> None:
+        """Refuse a keyword that no mask keeps; of a negation, leave out what has these `types`."""
+        if not self._walk.negating:
+            raise refusal(f"{self._path}/{keyword}", why)
+        if types:
+            self._more.append({"type": [each for each in _TYPES if each not in types]})
+        elif keyword == "const" or not any(map(is_held, self._schema[keyword])):
+            self._more.append(False)
 
     def _count(self, keyword: str, value: int) -> None:
-        most = MOST_LENGTH if keyword.endswith("Length") else MOST_ITEMS
+        length = keyword.endswith("Length")
+        most = MOST_LENGTH if length else MOST_ITEMS
         if value <= most:
             self._found[keyword] = value
+        elif keyword.startswith("max"):
+            self._note(keyword)
+        else:
+            self._out_of_reach(
+                keyword,
+                f"{value:,} {'characters' if length else 'items'}: a mask counts to {most:,}; ask "
+                "for fewer, or generate it in several steps",
+                "string" if length else "array",
+            )
+
+    def _bound(self, keyword: str, value: float) -> None:
+        whole = self._types == {"integer"}
+        try:
+            found = held_bound(keyword, value, whole=whole)
+        except VacuousError:
             return
-        self._note(keyword)
-        if keyword.startswith("min"):
-            self._found[keyword] = most
+        if found is None:
+            most = f"{value!r:.80}: a mask holds numbers to {HIGHEST if whole else MOST}"
+            why = f"{most}, of which none is beyond this; ask for others, or for a string"
+            self._out_of_reach(keyword, why, "number")
+            return
+        keyword, value = found
+        tighter = max if keyword.endswith("inimum") else min
+        self._found[keyword] = tighter(value, self._found.get(keyword, value))
+
+    def _step(self, value: float) -> None:
+        match steps_of(value):
+            case ():
+                self._note("multipleOf")
+            case (step,):
+                self._found["multipleOf"] = step
+            case steps:
+                self._more.append({"anyOf": [{"multipleOf": each} for each in steps]})
 
     def _bounds(self) -> None:
         """What the backend takes to be beyond a bound, though it is not, is let through."""
+        if self._found.get("minimum", 0) >= MOST:  # so large a one the backend takes only in pairs
+            self._found.setdefault("maximum", HIGHEST)
+        if self._found.get("maximum", 0) <= -MOST:
+            self._found.setdefault("minimum", LOWEST)
         bounds = {each: self._found[each] for each in _BOUNDS if each in self._found}
         if others := missed(bounds):
             self._more.append({"anyOf": [bounds, {"enum": others}]})
@@ -407,6 +460,9 @@ class _Node:
     def _contains(self, value: Json) -> None:
         least = int(self._schema.get("minContains", 1))
         most = self._schema.get("maxContains")
+        if least > MOST_ITEMS:
+            why = f"{least:,} items: a mask counts to {MOST_ITEMS:,}; ask for fewer"
+            self._out_of_reach("minContains", why, "array")
         if value is True and most is None:
             self._more.append({"minItems": least})
             return
@@ -415,26 +471,11 @@ class _Node:
             self._more.append({"minItems": least})
 
     def _unique(self, *, value: bool) -> None:
-        schema = self._schema
-        most = schema.get("maxItems", MOST_ITEMS)
-        if not value or most <= 1:
-            return
-        values = values_of(schema.get("items"))
-        if values is None or "prefixItems" in schema:
-            self._note("uniqueItems")
-            return
-        most = min(int(most), len(values))
-        listed = len(values) <= MOST_PERMUTED and all(map(is_held, values))
-        if not listed or self._types != {"array"}:
-            self._note("uniqueItems")
-            self._more.append({"maxItems": most})
-            return
-        lists = [
-            list(each)
-            for size in range(int(schema.get("minItems", 0)), most + 1)
-            for each in permutations(values, size)
-        ]
-        self._more.append({"enum": lists} if lists else False)
+        if value:
+            exactly, found = unique(self._schema, only_arrays=self._types == {"array"})
+            self._more += found
+            if not exactly:
+                self._note("uniqueItems")
 
     def _unevaluated(self, keyword: str, value: Json) -> None:
         if value is True:
