@@ -120,6 +120,24 @@ class TestJson:
         assert output.out == ""
         assert "cannot be written as JSON" in output.err
 
+    def test_writes_a_value_as_the_server_does(
+        self, structgen: CommandLine, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "spot.py"
+        file.write_text(
+            "import pydantic\n"
+            "from structgen import State, program\n"
+            "class Spot(pydantic.BaseModel):\n    x: float\n"
+            "@program\nasync def spot(s: State, x: float) -> list[Spot]: return [Spot(x=x)]\n"
+        )
+
+        whole = structgen("run", file, "--json", "--arg", "x=1")
+        lost = structgen("run", file, "--json", "--arg", "x=nan")
+
+        assert json_of(whole.out)["value"] == [{"x": 1.0}]
+        assert (lost.code, lost.out) == (2, "")
+        assert "`[0].x` is nan, and JSON has no such number" in lost.err
+
 
 class TestTheTableOfCalls:
     def test_shows_a_select_like_a_gen(self, structgen: CommandLine, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 import time
 from typing import Annotated, Any, Literal
@@ -98,10 +99,10 @@ async def failing(s: State, how: str, first: bool = False) -> Any:
             raise asyncio.CancelledError
         case "reset":
             raise ConnectionResetError("of a database")
-        case "value":
-            return {"made": object()}
-        case "variable":
-            s["odd"], s["even"] = object(), 2
+        case "value" | "number":
+            return {"means": [0.5, math.nan if how == "number" else object()]}
+        case "variable" | "infinite":
+            s["odd"], s["even"] = {"mean": math.inf} if how == "infinite" else object(), 2
         case "option":
             s += "text"
             await s.gen(max_tokens=-1)
@@ -495,6 +496,7 @@ class TestAProgramThatFails:
             ("reset", 500, "program_failed", "ConnectionResetError: of a database"),
             ("surrogate", 500, "program_failed", "LookupError: half ?"),
             ("value", 500, "value_not_json", "returned a dict, which cannot be written as JSON"),
+            ("number", 500, "value_not_json", "`means[1]` is nan, and JSON has no such number"),
             ("option", 400, None, "max_tokens: must be at least 0"),
         ],
     )
@@ -540,9 +542,10 @@ class TestAProgramThatFails:
         assert (answer.status, after.status) == (500, 200)
         assert "SystemExit: 3" in answer.error["message"]
 
-    async def test_omits_variables_that_json_has_no_form_for(self, serve: Serve) -> None:
+    @pytest.mark.parametrize("how", ["variable", "infinite"])
+    async def test_omits_variables_that_json_has_no_form_for(self, serve: Serve, how: str) -> None:
         async with serve(programs=PROGRAMS) as served:
-            found = (await served.post(*run("failing", how="variable"))).json
+            found = (await served.post(*run("failing", how=how))).json
 
         assert (found["value"], found["variables"], found["omitted"]) == (
             None,

@@ -11,6 +11,7 @@ import msgspec
 from structgen.cli.failure import CommandError
 from structgen.cli.ledger import Call
 from structgen.errors import IncompleteOutputError
+from structgen.output.values import json_of, readable
 from structgen.request import Usage
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ def to_json(outcome: Outcome, **more: object) -> str:
     """
     usage = outcome.usage
     found = {
-        "value": outcome.value,
-        "text": outcome.text,
+        "value": _value(outcome.value),
+        "text": readable(outcome.text),
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
@@ -59,8 +60,12 @@ def to_json(outcome: Outcome, **more: object) -> str:
         },
         **more,
     }
+    return msgspec.json.encode(found).decode()
+
+
+def _value(value: object) -> msgspec.Raw:
     try:
-        return msgspec.json.encode(found).decode()
+        return msgspec.Raw(json_of(value))
     except TypeError as error:
         raise CommandError(f"the program's value cannot be written as JSON: {error}") from None
 
