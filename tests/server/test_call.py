@@ -6,12 +6,15 @@ import asyncio
 import gzip
 import json
 import logging
-from collections.abc import AsyncIterator
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from aiohttp import ClientError, web
 
+from structgen.errors import EngineClosedError
 from structgen.server import ServerConfig
 from structgen.server.call import Call
 from structgen.server.errors import ApiError
@@ -95,6 +98,19 @@ class TestABody:
         assert cut.status == 400
         assert cut.error["message"]
 
+    @pytest.mark.parametrize("encoding", ["compress", "gzip, br", "nonsense"])
+    async def test_that_is_packed_in_another_way_is_refused(
+        self, tiny_chat_model: Path, encoding: str
+    ) -> None:
+        async with serving_route(echo, tiny_chat_model) as served:
+            answer = await served.post("/", {"a": "b"}, Content_Encoding=encoding)
+            plain = await served.post("/", {"a": "b"}, Content_Encoding="Identity")
+
+        assert (answer.status, answer.error["code"]) == (415, "unsupported_encoding")
+        assert repr(encoding) in answer.error["message"]
+        assert "gzip or deflate" in answer.error["message"]
+        assert plain.status == 200
+
     async def test_in_chunks_is_read_whole(self, tiny_chat_model: Path) -> None:
         async def chunks() -> AsyncIterator[bytes]:
             for piece in (b'{"a"', b': "', b"b" * 100_000, b'"}'):
@@ -115,18 +131,38 @@ class TestABody:
 class TestALargeBody:
     CONFIG = ServerConfig(max_body=1000)
 
-    @pytest.mark.parametrize("encoding", ["", "gzip"], ids=["plain", "compressed"])
+    @pytest.mark.parametrize("encoding", ["", "gzip", "deflate"])
     async def test_is_refused_as_json(self, tiny_chat_model: Path, encoding: str) -> None:
         body = json.dumps({"a": "b" * 2_000_000}).encode()
+        packs: dict[str, Callable[[bytes], bytes]]
+        packs = {"gzip": gzip.compress, "deflate": zlib.compress, "": bytes}
+        pack = packs[encoding]
+        headers = {"Content-Encoding": encoding} if encoding else {}
         async with serving_route(echo, tiny_chat_model, config=self.CONFIG) as served:
-            if encoding:
-                answer = await served.post("/", gzip.compress(body), Content_Encoding=encoding)
-            else:
-                answer = await served.post("/", body)
-            small = await served.post("/", {"a": "b"})
+            answer = await served.post("/", pack(body), **headers)
+            small = await served.post("/", pack(b'{"a": "b"}'), **headers)
 
         assert (answer.status, answer.error["code"]) == (413, "body_too_large")
-        assert small.status == 200
+        assert "1000 bytes" in answer.error["message"]
+        assert "--max-body-bytes" in answer.error["message"]
+        assert small.json == {"a": "b"}
+
+    @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+    async def test_is_not_unpacked_beyond_the_limit(
+        self, tiny_chat_model: Path, encoding: str
+    ) -> None:
+        """30 MB of nothing, packed: they are never here all at once."""
+        pack = zlib.compressobj(9, zlib.DEFLATED, 31 if encoding == "gzip" else 15)
+        bomb = b"".join(pack.compress(b" " * 1_000_000) for _ in range(30)) + pack.flush()
+        config = ServerConfig(max_body=1_000_000)
+        async with serving_route(echo, tiny_chat_model, config=config) as served:
+            tracemalloc.start()
+            answer = await served.post("/", bomb, Content_Encoding=encoding)
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+
+        assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+        assert peak < 10_000_000
 
     async def test_whose_length_was_not_said_is_refused(self, tiny_chat_model: Path) -> None:
         async def chunks() -> AsyncIterator[bytes]:
@@ -195,6 +231,31 @@ class TestWhatNoRouteTakes:
         assert (method.status, method.error["code"]) == (405, "method_not_allowed")
         assert method.headers["Allow"] == "POST"
         assert preflight.status == 405
+
+    @pytest.mark.parametrize(
+        ("path", "meant"),
+        [
+            ("/chat/completions", "/v1/chat/completions"),
+            ("/models", "/v1/models"),
+            ("/models/tiny", "/v1/models/tiny"),
+            ("/v1/v1/chat/completions", "/v1/chat/completions"),
+            ("/v1//models", "/v1/models"),
+            ("/v1/models/", "/v1/models"),
+            ("/api/v1/completions", "/v1/completions"),
+            ("/v1/health", "/health"),
+            ("/v1/nope", None),
+            ("/", None),
+        ],
+    )
+    async def test_is_told_the_route_that_was_meant(
+        self, serve: Serve, path: str, meant: str | None
+    ) -> None:
+        async with serve() as served:
+            answer = await served.get(path)
+
+        assert (answer.status, answer.error["code"]) == (404, "not_found")
+        told = answer.error["message"].partition("it is ")[2].removesuffix(" here")
+        assert told == (meant or "")
 
     async def test_is_logged(self, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "structgen.access"):
@@ -343,6 +404,21 @@ class TestTheAccessLog:
         assert good.tenant
         assert (refused.status, refused.error) == (401, "invalid_api_key")
         assert "secret" not in caplog.text
+
+    async def test_has_what_monitors_ask_only_where_everything_is_logged(
+        self, tiny_chat_model: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Also while a server loads, and while it ends."""
+
+        async def loading(_: Call) -> web.StreamResponse:
+            raise EngineClosedError("not yet")
+
+        with caplog.at_level(logging.DEBUG, "structgen.access"):
+            async with serving_route(loading, tiny_chat_model, access="open") as served:
+                answer = await served.get("/")
+
+        assert answer.status == 503
+        assert [record.levelname for record in caplog.records] == ["DEBUG"]
 
     async def test_has_no_name_that_a_client_made_up(
         self, serve: Serve, caplog: pytest.LogCaptureFixture

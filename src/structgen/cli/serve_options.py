@@ -48,6 +48,9 @@ SERVER_OPTIONS = {
     "key_tokens": "key_tokens_per_minute",
     "max_body": "max_body_bytes",
     "request_timeout": "request_timeout",
+    "transfer": "transfer_timeout",
+    "idle": "idle_timeout",
+    "connections": "max_connections",
     "drain": "drain_timeout",
     "stall": "stall_timeout",
     "allowed_origins": "allowed_origins",
@@ -125,7 +128,20 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         float | None, _option(_LIMITS, "Seconds without a step until /health says so; else 30.")
     ] = None
     max_body_bytes: Annotated[
-        int | None, _option(_LIMITS, "Largest body of a request; else 32 MiB.")
+        int | None, _option(_LIMITS, "Largest body of a request; else 8 MiB.")
+    ] = None
+    transfer_timeout: Annotated[
+        float | None,
+        _option(
+            _LIMITS, "Seconds in which a request must come, and be taken what is sent; else 60."
+        ),
+    ] = None
+    idle_timeout: Annotated[
+        float | None,
+        _option(_LIMITS, "Seconds that a connection may wait for a request; else 75."),
+    ] = None
+    max_connections: Annotated[
+        int | None, _option(_LIMITS, "Most open connections; others are refused by 503; else 1000.")
     ] = None
     key_concurrency: Annotated[
         int | None, _option(_LIMITS, "Requests of one API key at a time; others get 429.")

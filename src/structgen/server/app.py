@@ -6,16 +6,16 @@ Used   by applications that embed a server, and by `serving`, which runs one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from structgen.program.program import Program
-from structgen.server.call import cors_answer, framed, request_id
+from structgen.server.call import cors_answer, framed, refused
 from structgen.server.config import ServerConfig
-from structgen.server.errors import of_http
-from structgen.server.observe.access_log import log_refusal
+from structgen.server.errors import no_route, of_http
 from structgen.server.routes import ROUTES
 from structgen.server.service import EngineSource, Service
 
@@ -61,9 +61,9 @@ def add_routes(
     app[SERVICE] = service
     for route in ROUTES:
         handler = framed(service, route.handle, route.access)
-        app.router.add_route(route.method, route.path, handler)
-        if route.method == "GET":
-            app.router.add_route("HEAD", route.path, handler)
+        methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+        for method in methods:
+            app.router.add_route(method, route.path, handler, expect_handler=_expected)
     if config.allowed_origins:
         for path in dict.fromkeys(route.path for route in ROUTES):
             app.router.add_route("OPTIONS", path, cors_answer(service))
@@ -78,9 +78,38 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        answer = of_http(error).response()
-        answer.headers["X-Request-Id"] = id_ = request_id(request)
-        log_refusal(request, id_, answer.status)
+        if isinstance(error, web.HTTPNotFound):
+            answer = refused(request, no_route(request.path, _meant(request.path)))
+        else:
+            answer = refused(request, of_http(error))
         if "Allow" in error.headers:
             answer.headers["Allow"] = error.headers["Allow"]
         return answer
+
+
+def _meant(path: str) -> str | None:
+    """The route that a path is nearest to: with `/v1`, with one of them only, or without the rest.
+
+    The base URL of clients ends in `/v1`, and that is forgotten, or added by the client as well.
+    """
+    tail = re.sub("/+", "/", path).strip("/").rpartition("v1/")[2]
+    for found in (f"/v1/{tail}", f"/{tail}"):
+        if found != path and any(_is_of(found, route.path) for route in ROUTES):
+            return found
+    return None
+
+
+def _is_of(path: str, route: str) -> bool:
+    fixed, open_, _ = route.partition("{")
+    return path.startswith(fixed) and path != fixed if open_ else path == fixed
+
+
+async def _expected(request: web.Request) -> web.StreamResponse | None:
+    """Tell a client to send its body, where it asks for that first; no other wish is known."""
+    if request.version < HttpVersion11:
+        return None
+    if request.headers["Expect"].lower() != "100-continue":
+        return refused(request, of_http(web.HTTPExpectationFailed()))
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer has not begun
+    return None

@@ -8,10 +8,11 @@ Used   by `app`: every route is an `async def route(call) -> response`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from typing import Literal, TypeVar
 from uuid import uuid4
@@ -22,9 +23,19 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from structgen.request import Delta, Namespace, Usage
-from structgen.server.errors import SERVER, ApiError, api_error, of_http, of_validation
+from structgen.server.errors import (
+    ENCODINGS,
+    SERVER,
+    ApiError,
+    api_error,
+    of_http,
+    of_validation,
+    too_large,
+    too_slow,
+    unsupported_encoding,
+)
 from structgen.server.keys import Holder
-from structgen.server.observe.access_log import log_call, traceback_of
+from structgen.server.observe.access_log import log_call, log_refusal, traceback_of
 from structgen.server.observe.metrics import Generation
 from structgen.server.observe.tracing import spanned
 from structgen.server.service import Service, shutting_down
@@ -53,12 +64,13 @@ class Call:
     route     the path as it stands in the table of routes: "/v1/models/{id}"
     program   that it runs, if it runs one
     asked     its body, once that was read
+    size      bytes of its body
     failure   what it was answered by, if that was an error
     """
 
     def __init__(self, service: Service, request: web.Request, access: Access = "user") -> None:
         self.service, self.request, self.access = service, request, access
-        self.id = request_id(request)
+        self.id = request_id(request.headers)
         self.started = time.perf_counter()
         resource = request.match_info.route.resource
         self.route = resource.canonical if resource is not None else request.path
@@ -66,6 +78,7 @@ class Call:
         named = request.match_info["name"] if runs else ""
         self.program = named if named in service.programs else ""  # it goes into logs as it is
         self.asked: object = None
+        self.size = 0
         self.failure: ApiError | None = None
         self.generations: dict[int, Generation] = {}
         self.holder: Holder | None = None
@@ -75,6 +88,7 @@ class Call:
         self.first_token: float | None = None
         self.finishes: list[str] = []
         self._stream: EventStream | None = None
+        self._broken = False  # the rest of its body would be read for ever
 
     def namespace(self, salt: str | None = None) -> Namespace:
         """Whose cache it may use: that of its key, divided by the salt if it has one."""
@@ -121,11 +135,13 @@ class Call:
     async def body(self, type_: type[T]) -> T:
         """The body, read as JSON of this type.
 
-        Raises `ApiError` for one that is no JSON or of another form, `web.HTTPException` for one
-        that is too large.
+        Raises `ApiError` for one that is no JSON or of another form, that is too large, or that
+        does not come in time.
         """
         self._check_type()
+        self._check_encoding()
         data = await self._read()
+        self.size = len(data)
         try:
             body = msgspec.json.decode(data, type=type_)
         except msgspec.ValidationError as error:
@@ -151,16 +167,26 @@ class Call:
                 code="unsupported_media_type",
             )
 
+    def _check_encoding(self) -> None:
+        """Refuse a body that is packed in a way that is not undone here."""
+        given = self.request.headers.get("Content-Encoding", "")
+        if given.strip().lower() not in ENCODINGS:
+            raise unsupported_encoding(given)
+
     async def _read(self) -> bytes:
-        most, request = self.service.config.max_body, self.request
-        if (request.content_length or 0) > most:
-            raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
+        most, seconds = self.service.config.max_body, self.service.config.transfer
+        if (self.request.content_length or 0) > most:
+            raise too_large(most)
         found = bytearray()
         try:
-            async for piece in request.content.iter_chunked(1 << 16):
-                found += piece
-                if len(found) > most:
-                    raise web.HTTPRequestEntityTooLarge(most, len(found))
+            async with asyncio.timeout(seconds):
+                async for piece in self.request.content.iter_chunked(1 << 16):
+                    found += piece
+                    if len(found) > most:
+                        raise too_large(most)
+        except TimeoutError:
+            self._broken = True
+            raise too_slow("body", seconds) from None
         except RequestPayloadError:
             raise ApiError(
                 400, "the body cannot be read: its chunks, or its compression, are broken"
@@ -172,7 +198,10 @@ class Call:
         self.failure = error
         if self._stream is not None and self._stream.begun:
             return await self._stream.fail(error)
-        return error.response()
+        response = error.response()
+        if self._broken:
+            response.force_close()
+        return response
 
     async def close(self) -> None:
         """Nothing is sent any more."""
@@ -252,9 +281,23 @@ async def _run(call: Call, route: Route) -> web.StreamResponse:
     return response
 
 
-def request_id(request: web.Request) -> str:
+def refused(request: web.BaseRequest, error: ApiError) -> web.Response:
+    """The answer to what no route takes, logged."""
+    answer = error.response()
+    answer.headers["X-Request-Id"] = id_ = request_id(request.headers)
+    log_refusal(
+        id_,
+        error,
+        remote=request.remote,
+        method=request.method,
+        path=request.rel_url.raw_path,
+    )
+    return answer
+
+
+def request_id(headers: Mapping[str, str]) -> str:
     """The id that a client gave a request, or a new one."""
-    given = request.headers.get("X-Request-Id", "")
+    given = headers.get("X-Request-Id", "")
     return given if _ID.fullmatch(given) else f"req-{uuid4().hex}"
 
 

@@ -28,13 +28,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     key_concurrency      requests that one key may have at a time; one more is answered by 429
     key_requests         requests that one key may send in a minute
     key_tokens           tokens, of prompts and outputs, that one key may use in a minute
-    max_body             bytes of a body; a larger one is answered by 413
+    max_body             bytes of a body, unpacked; a larger one is answered by 413. The event loop
+                         stands still while one is decoded: for 1 to 6 ms a MiB
     max_choices          prompts x n of one request
     request_timeout      seconds after which a generation that has not ended is ended, with 504
     retries              times that an answer which is whole, but breaks its own constraint (an open
                          object with a key twice), is made again, where it is not streamed
     drain                seconds that requests have to end once the server was told to stop
     stall                seconds without a step, while there is work, after which it is not ready
+    transfer             seconds in which a request has to come, its head and its body each (else
+                         408), and in which a client has to take what was written for it
+    idle                 seconds that a connection may wait for its next request; longer than those
+                         of a proxy, which else may use one that is being closed
+    connections          that may be open; one more is answered by 503, and closed
     keep_alive           seconds of silence after which a stream gets a comment, `: ping`
     allowed_origins      of pages that may call it, as CORS has them; "*" for all
     reasoning            family of the model, whose reasoning is set apart from its answer
@@ -50,12 +56,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     key_concurrency: int | None = None
     key_requests: int | None = None
     key_tokens: int | None = None
-    max_body: int = 32 * MIB
+    max_body: int = 8 * MIB
     max_choices: int = 256
     request_timeout: float | None = None
     retries: int = 2
     drain: float = 30.0
     stall: float = 30.0
+    transfer: float = 60.0
+    idle: float = 75.0
+    connections: int = 1000
     keep_alive: float = 15.0
     allowed_origins: tuple[str, ...] = ()
     reasoning: Family | None = None
@@ -73,11 +82,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise OptionError(name, "it limits each API key, and there are none; add one")
         check_whole("max_body", self.max_body, low=1)
         check_whole("max_choices", self.max_choices, low=1)
+        check_whole("connections", self.connections, low=1)
         check_whole("retries", self.retries, low=0)
         timeout = self.request_timeout
         check_range("request_timeout", timeout, 0.0, 1e9, open_low=True, optional=True)
         check_range("drain", self.drain, 0.0, 1e9)
-        for name in ("stall", "keep_alive"):
+        for name in ("stall", "transfer", "idle", "keep_alive"):
             check_range(name, getattr(self, name), 0.0, 1e9, open_low=True)
         if self.reasoning is not None:
             check_family(self.reasoning)

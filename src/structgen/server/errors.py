@@ -45,7 +45,9 @@ MOVED = {
     "function_call": "tool_choice",
     "max_new_tokens": "max_tokens",
 }
+ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})  # of bodies, as they are sent
 MOST_SAID = 2000  # characters of a message: who sends megabytes of nonsense gets no echo of them
+_MOST_PATH = 200  # characters of a path that are repeated
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _MISSING_FIELD = re.compile(r"required field `(?P<name>[^`]*)`")
@@ -198,8 +200,11 @@ def of_http(error: web.HTTPException) -> ApiError:
     match error:
         case web.HTTPRequestEntityTooLarge():
             message, code = "the body is larger than this server takes", "body_too_large"
+        case web.HTTPExpectationFailed():
+            message = "the header Expect asks for something else than 100-continue; leave it out"
+            code = "expectation_failed"
         case web.HTTPNotFound():
-            message, code = "there is no such route; /openapi.json has them all", "not_found"
+            return no_route("", None)
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             message = f"{error.method} is not allowed here; allowed: {allowed}"
@@ -208,6 +213,44 @@ def of_http(error: web.HTTPException) -> ApiError:
             message, code = error.reason or "the request failed", ""
     kind = INVALID if error.status < 500 else SERVER
     return ApiError(error.status, message, type_=kind, code=code or None)
+
+
+def no_route(path: str, meant: str | None) -> ApiError:
+    """A path that is not served. `meant` is one that is, and like it."""
+    message = "there is no such route; /openapi.json has them all"
+    if meant is not None:
+        message = f"there is no route {path[:_MOST_PATH]}; it is {meant[:_MOST_PATH]} here"
+    return ApiError(404, message, code="not_found")
+
+
+def unsupported_encoding(given: str) -> ApiError:
+    """A body that is packed in some other way than those that are undone here."""
+    return ApiError(
+        415,
+        f"the content encoding {given!r} is not read here; send the body as it is, or packed by "
+        "gzip or deflate",
+        code="unsupported_encoding",
+    )
+
+
+def too_large(most: int) -> ApiError:
+    """A body that is too large. `most` is in bytes."""
+    return ApiError(
+        413,
+        f"the body is larger than the {most} bytes that this server takes; send less, or raise its "
+        "limit: --max-body-bytes",
+        code="body_too_large",
+    )
+
+
+def too_slow(part: str, seconds: float) -> ApiError:
+    """A request of which a part, its head or its body, did not come in time."""
+    return ApiError(
+        408,
+        f"the {part} of the request was not here after {seconds:g} s; send it faster, or raise the "
+        "limit of this server: --transfer-timeout",
+        code="request_timeout",
+    )
 
 
 def unknown_model(name: str, served: Iterable[str]) -> ApiError:

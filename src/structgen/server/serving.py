@@ -25,6 +25,7 @@ from structgen.engine.engine import Engine
 from structgen.program.program import Program
 from structgen.server.app import SERVICE, make_app
 from structgen.server.config import ServerConfig
+from structgen.server.connection import Connections
 from structgen.server.service import Service
 
 BACKLOG = 1024  # connections that wait to be taken
@@ -52,14 +53,14 @@ async def run(
     """
     app = make_app(engine, programs=programs, config=config)
     service = app[SERVICE]
-    runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSING
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING)
     with _Stop(service.hurry) as stop:
         await runner.setup()
         try:
+            assert runner.server is not None
+            connections = Connections(runner.server, config)
             for each in sockets:
-                await _site(runner, each, tls).start()
+                await _Site(runner, each, tls, connections).start()
             async with engine:
                 if not stop.asked.is_set():
                     ready(service)
@@ -113,29 +114,30 @@ class _Stop:
             self._loop.call_later(_AT_ONCE, os._exit, 128 + which)
 
 
-def _site(runner: web.AppRunner, each: socket.socket, tls: SSLContext | None) -> web.BaseSite:
-    if each.family == socket.AF_UNIX:
-        return _UnixSite(runner, each, tls)
-    return web.SockSite(runner, each, ssl_context=tls, backlog=BACKLOG)
+class _Site(web.BaseSite):
+    """A socket that listens already, whose connections are ours."""
 
-
-class _UnixSite(web.BaseSite):
-    """A Unix socket that is bound already, which not every event loop takes for one of TCP."""
-
-    def __init__(self, runner: web.AppRunner, each: socket.socket, tls: SSLContext | None) -> None:
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        each: socket.socket,
+        tls: SSLContext | None,
+        connections: Connections,
+    ) -> None:
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
-        self._socket = each
+        self._socket, self._connections = each, connections
 
     @property
     def name(self) -> str:
         """Where it is."""
-        return f"unix:{self._socket.getsockname()}"
+        return f"socket:{self._socket.getsockname()}"
 
     async def start(self) -> None:
         """Begin to take connections."""
         await super().start()
-        server = self._runner.server
-        assert server is not None
-        self._server = await asyncio.get_running_loop().create_unix_server(
-            server, sock=self._socket, ssl=self._ssl_context, backlog=self._backlog
+        loop = asyncio.get_running_loop()
+        # Not every event loop takes a socket of the one family for one of the other.
+        unix = self._socket.family == socket.AF_UNIX
+        self._server = await (loop.create_unix_server if unix else loop.create_server)(
+            self._connections, sock=self._socket, ssl=self._ssl_context, backlog=self._backlog
         )

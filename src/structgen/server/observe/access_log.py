@@ -13,7 +13,6 @@ import traceback
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
@@ -21,8 +20,10 @@ from structgen.output.values import readable
 
 if TYPE_CHECKING:
     from structgen.server.call import Call
+    from structgen.server.errors import ApiError
 
 LogFormat = Literal["text", "json"]
+_EXPECTED = {"not_ready", "shutting_down"}  # monitors are told so many times, in a server's life
 _log = logging.getLogger("structgen.access")
 
 
@@ -69,10 +70,11 @@ def traceback_of(error: BaseException) -> str:
 
 def log_call(call: Call, status: int, seconds: float) -> None:
     """Log a call that ended."""
-    level = logging.DEBUG if call.access == "open" and status == 200 else logging.INFO
+    failure, usage = call.failure, call.usage
+    expected = failure is None or failure.code in _EXPECTED
+    level = logging.DEBUG if call.access == "open" and expected else logging.INFO
     if not _log.isEnabledFor(level):
         return
-    failure, usage = call.failure, call.usage
     line = Line(
         id=call.id,
         remote=call.request.remote or "-",
@@ -93,15 +95,18 @@ def log_call(call: Call, status: int, seconds: float) -> None:
     _log.log(level, "%s", line, extra={"line": line})
 
 
-def log_refusal(request: web.Request, id_: str, status: int) -> None:
-    """Log a request that no route took: another path, another method."""
+def log_refusal(
+    id_: str, error: ApiError, *, remote: str | None, method: str = "-", path: str = "-"
+) -> None:
+    """Log what no route took: another path or method, what is no HTTP, what did not come."""
     line = Line(
         id=id_,
-        remote=request.remote or "-",
-        method=request.method,
-        path=request.rel_url.raw_path,
-        status=status,
+        remote=remote or "-",
+        method=method,
+        path=path,
+        status=error.status,
         seconds=0.0,
+        error=error.code or error.type,
     )
     _log.info("%s", line, extra={"line": line})
 
