@@ -335,7 +335,7 @@ class TestWhatIsRefused:
             ("spot", {"spot": {"name": "a long name"}}, "arguments.spot.name", "at most 5"),
             ("spot", {}, "arguments.spot", "required"),
             ("spot", {"spot": {"name": "a"}, "at": 1}, "arguments.at", "not permitted"),
-            ("sides", {"idea": "a", "voice": "shrill"}, "arguments.voice", "shrill"),
+            ("sides", {"idea": "a", "voice": "shrill"}, "arguments.voice", '"calm", "loud"'),
         ],
     )
     async def test_is_an_argument_that_the_program_does_not_take(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jsonschema_rs
@@ -28,6 +29,10 @@ from structgen.output.signature import (
 )
 from structgen.program.program import Program
 from structgen.schemas import described, inner
+
+_NO_CHOICE = ("Invalid enum value", "Invalid value")  # as msgspec begins, which lists no choices
+_MOST_CHOICES = 20  # in a message; an enumeration may have thousands
+_Kind = jsonschema_rs.ValidationErrorKind
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -50,10 +55,33 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     def read(self, data: bytes) -> dict[str, Any]:
         """Arguments from the JSON text of an object. Raises `ValueError` for what is none."""
-        found = arguments_in(self.reader(data.decode()))
-        for error in self.closed.iter_errors(msgspec.json.decode(data)):
+        try:
+            found = arguments_in(self.reader(data.decode()))
+        except ValueError as error:
+            if str(error).startswith(_NO_CHOICE):
+                self._require_choices(data)
+            raise
+        for error in self._faults(data):
             raise ValueError(f"{error.message} - at `${_place(error.instance_path)}`")
         return found
+
+    def _faults(self, data: bytes) -> Iterator[jsonschema_rs.ValidationError]:
+        return self.closed.iter_errors(msgspec.json.decode(data))
+
+    def _require_choices(self, data: bytes) -> None:
+        """Raise `ValueError`, which lists the choices, for a value that is none of them."""
+        faults = [each for fault in self._faults(data) for each in _innermost(fault)]
+        found = [each for each in faults if isinstance(each.kind, _Kind.Enum)]
+        if not found:
+            return
+        place, value = found[0].instance_path, found[0].instance
+        choices = [
+            choice for each in found if each.instance_path == place for choice in each.kind.options
+        ]
+        raise ValueError(
+            f"{json.dumps(value, ensure_ascii=False):.80} is none of the choices: "
+            f"{_listed(choices)} - at `${_place(place)}`"
+        )
 
 
 def endpoints(programs: Iterable[Program[..., Any]]) -> dict[str, Endpoint]:
@@ -106,6 +134,22 @@ def _unpatterned(schema: dict[str, Any]) -> dict[str, Any]:
     for each in inner(schema):
         _unpatterned(each)
     return schema
+
+
+def _innermost(fault: jsonschema_rs.ValidationError) -> Iterator[jsonschema_rs.ValidationError]:
+    """What was wrong under each of several alternatives, or the fault itself."""
+    if not isinstance(fault.kind, _Kind.AnyOf):
+        yield fault
+        return
+    for alternative in fault.kind.context:
+        for each in alternative:
+            yield from _innermost(each)
+
+
+def _listed(choices: Sequence[object]) -> str:
+    shown = [json.dumps(each, ensure_ascii=False) for each in choices[:_MOST_CHOICES]]
+    more = f", ... ({len(choices)} in all)" if len(choices) > _MOST_CHOICES else ""
+    return f"{', '.join(shown)}{more}"
 
 
 def _place(steps: Iterable[str | int]) -> str:
