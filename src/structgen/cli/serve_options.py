@@ -48,6 +48,7 @@ SERVER_OPTIONS = {
     "key_tokens": "key_tokens_per_minute",
     "max_body": "max_body_bytes",
     "request_timeout": "request_timeout",
+    "seed": "seed",
     "transfer": "transfer_timeout",
     "idle": "idle_timeout",
     "connections": "max_connections",
@@ -169,6 +170,9 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[int | None, _option(_ENGINE, "Threads that compute; else one a core.")] = (
         None
     )
+    seed: Annotated[
+        int | None, _option(_ENGINE, "Seed of requests that bring none; else each draws anew.")
+    ] = None
     disable_radix_cache: Annotated[
         bool, _option(_ENGINE, "Do not share cached prefixes.", "--disable-radix-cache")
     ] = False

@@ -32,6 +32,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                          stands still while one is decoded: for 1 to 6 ms a MiB
     max_choices          prompts x n of one request
     request_timeout      seconds after which a generation that has not ended is ended, with 504
+    seed                 of requests that bring none, as if each had it in its body: equal ones then
+                         get equal answers, whatever came between. None: each draws anew
     retries              times that an answer which is whole, but breaks its own constraint (an open
                          object with a key twice), is made again, where it is not streamed
     drain                seconds that requests have to end once the server was told to stop
@@ -59,6 +61,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body: int = 8 * MIB
     max_choices: int = 256
     request_timeout: float | None = None
+    seed: int | None = None
     retries: int = 2
     drain: float = 30.0
     stall: float = 30.0
@@ -84,6 +87,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_whole("max_choices", self.max_choices, low=1)
         check_whole("connections", self.connections, low=1)
         check_whole("retries", self.retries, low=0)
+        check_whole("seed", self.seed, low=0, high=2**63 - 1, optional=True)
         timeout = self.request_timeout
         check_range("request_timeout", timeout, 0.0, 1e9, open_low=True, optional=True)
         check_range("drain", self.drain, 0.0, 1e9)

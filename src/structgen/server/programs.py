@@ -221,15 +221,13 @@ class _Run:
         self.tenant = Tenant(service.engine, call.namespace(body.cache_salt), call.came)
 
     def _using(self, program: Program[..., Any]) -> Program[..., Any]:
-        """The program with the client's options."""
-        if self.body.options is None:
-            return program
-        given: Any = {
-            name: value
-            for name, value in msgspec.structs.asdict(self.body.options).items()
-            if value is not None
-        }
+        """The program with the client's options, and the server's seed if nobody has another."""
+        asked = msgspec.structs.asdict(self.body.options or ProgramOptions())
+        given: Any = {name: value for name, value in asked.items() if value is not None}
         self.call.names.update({name: f"options.{name}" for name in given})
+        seed = self.call.service.config.seed
+        if seed is not None and program.options.get("seed") is None:
+            given = {"seed": seed, **given}
         return program.using(**given)
 
     def _limited(self, program: Program[..., Any]) -> Program[..., Any]:

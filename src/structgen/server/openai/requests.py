@@ -78,8 +78,9 @@ def request_of(
     Raises `OptionError` for a value that is out of range.
     """
     options = {name: getattr(body, name) for name in _PLAIN}
-    if body.seed is not None:
-        options["seed"] = (body.seed + _STRIDE * choice) % _SEEDS
+    seed = call.service.config.seed if body.seed is None else body.seed
+    if seed is not None:
+        options["seed"] = (seed + _STRIDE * choice) % _SEEDS
     return request_from(
         prompt,
         {
