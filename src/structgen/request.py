@@ -249,6 +249,8 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     matched   the stop string, the text that a stop pattern matched, or the token id that ended it
     ended     the log-probability of that token, where those of the output were wanted; the token is
               not among the output's
+    dropped   tokens of the end that were drawn and are not among the output's: those of a stop, or
+              the token that ended it
     complete  whether the output is whole: under its constraint if it has one, whatever the reason;
               without one, whether it ended by itself or by a stop
     forced    tokens of the output that its constraint left no choice about, and that were taken
@@ -263,6 +265,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
     reason: FinishReason
     matched: str | int | None = None
     ended: TokenLogprob | None = None
+    dropped: tuple[int, ...] = ()
     complete: bool = True
     forced: int = 0
     captures: tuple[tuple[str, str], ...] = ()

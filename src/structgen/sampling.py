@@ -111,6 +111,20 @@ def check_several(name: str, value: object, what: str, *, instead: str) -> tuple
     return tuple(value)
 
 
+def _are_ids(values: Sequence[Any]) -> bool:
+    """Whether all are token ids, as far as that can be said fast."""
+    return set(map(type, values)) <= {int} and (not values or min(values) >= 0)
+
+
+def _are_biases(pairs: Sequence[Any]) -> bool:
+    """Whether all are pairs of a token id and its bias, as far as that can be said fast."""
+    if not set(map(type, pairs)) <= {tuple} or set(map(len, pairs)) - {2}:
+        return False
+    biases = [bias for _, bias in pairs]
+    known = set(map(type, biases)) <= {int, float} and all(-100 <= bias <= 100 for bias in biases)
+    return known and _are_ids([token for token, _ in pairs])
+
+
 # ---------------------------------------------------------------- sampling
 
 
@@ -180,14 +194,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise OptionError("stop", "a stop must be a string that is not empty")
         if any(not isinstance(text, str) or not text for text in self.stop_regex):
             raise OptionError("stop_regex", "a pattern must be a string that is not empty")
-        for token in self.stop_token_ids:
-            check_whole("stop_token_ids", token, low=0)
+        if not _are_ids(self.stop_token_ids):
+            for token in self.stop_token_ids:
+                check_whole("stop_token_ids", token, low=0)
 
     def _check_bias(self) -> None:
         instead = "((50, -1.5),), or tuple(bias.items()) of a dict"
         what = "(token id, bias) pairs"
         pairs = check_several("logit_bias", self.logit_bias, what, instead=instead)
-        for pair in pairs:
+        for pair in () if _are_biases(pairs) else pairs:
             if len(check_several("logit_bias", pair, what, instead=instead)) != 2:
                 raise OptionError("logit_bias", f"expected {what}, got {pair!r:.80}")
             token, bias = pair

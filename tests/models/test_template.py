@@ -342,7 +342,7 @@ class TestRefusals:
         ["{{ messages[7]['content'] }}", "{{ 1 + messages[0].content }}", "{{ 1 / 0 }}"],
     )
     def test_of_code_that_fails_say_why(self, source: str) -> None:
-        with pytest.raises(TemplateError, match=r"^x\.jinja fails on these messages: "):
+        with pytest.raises(TemplateError, match="^the chat template fails: "):
             chat(source).render([user("Hello")])
 
     @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ class TestVariables:
         [
             (
                 {"thinkin": True},
-                r"x.jinja does not read the variable 'thinkin' \(did you mean thin",
+                r"the chat template does not read the variable 'thinkin' \(did you mean thin",
             ),
             ({"enable": True}, "variable 'enable'; it reads date_string, thinking"),
             *(

@@ -103,7 +103,7 @@ REFUSED_PROMPTS: list[tuple[Any, str]] = [
     ([259], "token 259 is not in the vocabulary of 259"),
     ([-1], "token -1 is not in the vocabulary"),
     ([2**63], "is not in the vocabulary"),
-    ([1.5], "got `float`"),
+    ([1.5], "expected a whole number, got 1.5"),
     ([[1, "a"]], "got `str`"),
     ([True], "got `bool`"),
     (None, "got `null`"),

@@ -89,10 +89,15 @@ class Output:
             reason=self._reason,
             matched=self._matched,
             ended=self._ended,
+            dropped=self._dropped(),
             complete=self._reason == "stop" or sequence.complete,
             forced=sequence.forced,
             usage=sequence.usage,
         )
+
+    def _dropped(self) -> tuple[int, ...]:
+        held = self._sequence.held()
+        return (*held, self._matched) if isinstance(self._matched, int) else held
 
     def _take(self, piece: Piece) -> None:
         if piece.stop is not None:

@@ -306,6 +306,10 @@ class Sequence:
         tokens = tuple(token for token, _ in ready)
         return tokens, tuple(entry for _, entry in ready if entry is not None)
 
+    def held(self) -> tuple[int, ...]:
+        """Tokens that were told and not reported: at the end, those that a stop has cut off."""
+        return tuple(token for token, _ in self._held)
+
     def own_slots(self) -> Slots:
         """The slots that belong to this sequence alone."""
         return self.slots[self.shared : self.allocated]

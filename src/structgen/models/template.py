@@ -134,7 +134,7 @@ class Template:
                 raise TemplateError(f"{name!r} is no variable to be set: the template is given it")
             known = ", ".join(sorted(self.reads)) or "no variables at all"
             raise TemplateError(
-                f"{self.name} does not read the variable {name!r}"
+                f"the chat template does not read the variable {name!r}"
                 f"{did_you_mean(name, self.reads)}; it reads {known}"
             )
         other = copy.copy(self)
@@ -156,7 +156,7 @@ class Template:
                 add_generation_prompt=add_generation_prompt,
             )
         except (jinja2.UndefinedError, *_CODE_ERRORS) as error:
-            raise TemplateError(f"{self.name} fails on these messages: {error}") from None
+            raise TemplateError(f"the chat template fails: {error}") from None
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from None
 
@@ -205,7 +205,7 @@ class TemplateChat:
         before, found, after = rendering.rpartition(mark)
         if not found:
             raise TemplateError(
-                f"{self.template.name} leaves out the content of a turn of role {turns[-1].role!r}"
+                f"the chat template leaves out the content of a turn of role {turns[-1].role!r}"
             )
         return after if before or after else ""
 
@@ -250,7 +250,7 @@ class TemplateChat:
             before, found, _ = template.render(roles, [*texts, mark]).partition(mark)
             if not found:
                 raise TemplateError(
-                    f"{template.name} leaves out the content of a turn of role {roles[-1]!r}"
+                    f"the chat template leaves out the content of a turn of role {roles[-1]!r}"
                 )
             return before
 
@@ -275,7 +275,7 @@ class TemplateChat:
         )
         if not all(spelling in expected for spelling in written):
             raise TemplateError(
-                f"{self.template.name} rewrites a message that spells control tokens, so that its "
+                "the chat template rewrites a message that spells control tokens, so that its "
                 "text cannot be told from the template's; take the control tokens out"
             )
 

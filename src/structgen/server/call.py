@@ -23,6 +23,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from structgen.request import Delta, Namespace, Usage
+from structgen.server.body import check_counts, decoded
 from structgen.server.errors import (
     ENCODINGS,
     SERVER,
@@ -142,8 +143,9 @@ class Call:
         self._check_encoding()
         data = await self._read()
         self.size = len(data)
+        await check_counts(data, type_)
         try:
-            body = msgspec.json.decode(data, type=type_)
+            body = decoded(data, type_)
         except msgspec.ValidationError as error:
             raise of_validation(error, getattr(type_, "__struct_fields__", ())) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -181,6 +181,9 @@ def of_validation(error: Exception, known: Iterable[str] = (), under: str = "") 
     if place := _PLACE.search(message):
         message, top = message[: place.start()], not place["path"]
         path = ".".join(each for each in (under, place["path"]) if each)
+    if isinstance(error.__cause__, OptionError):  # a body refused one of its fields
+        message = message.removeprefix(f"{error.__cause__.option}: ")
+        path = f"{path}.{error.__cause__.option}" if path else error.__cause__.option
     if unknown := _UNKNOWN_FIELD.search(message):
         name = unknown["name"]
         place_ = f"{path}.{name}" if path else name

@@ -45,7 +45,7 @@ from structgen.server.endpoint import Endpoint
 from structgen.server.errors import SERVER, ApiError, api_error, of_validation, unknown_model
 from structgen.server.observe.access_log import traceback_of
 from structgen.server.openai.replies import Usage
-from structgen.server.openai.wire import Body
+from structgen.server.openai.wire import Body, Bounded, Whole
 from structgen.server.sse import EventStream
 from structgen.server.tenant import Tenant
 
@@ -67,31 +67,31 @@ N = TypeVar("N", int, float)
 _log = logging.getLogger("structgen.server")
 
 
-class ProgramOptions(Body, kw_only=True):
+class ProgramOptions(Bounded, kw_only=True):
     """Default options of the program's generations; what the program itself says comes first."""
 
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    min_tokens: int | None = None
+    min_tokens: Whole | None = None
     stop: str | list[str] | None = None
     stop_regex: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Whole] | None = None
     ignore_eos: bool | None = None
-    seed: int | None = None
-    priority: int | None = None
+    seed: Whole | None = None
+    priority: Whole | None = None
 
 
-class ProgramBudget(Body, kw_only=True):
+class ProgramBudget(Bounded, kw_only=True):
     """Limits of the run: completion tokens of all its requests, seconds from start to end."""
 
-    tokens: int | None = None
+    tokens: Whole | None = None
     seconds: float | None = None
 
 

@@ -37,10 +37,12 @@ from structgen.server.openai.replies import (
     Usage,
 )
 from structgen.server.openai.requests import (
+    beside,
     check_common,
     encoded,
     model_of,
     request_of,
+    requests_of,
     room,
 )
 from structgen.server.openai.tools import Tooling, form_of, tooling_of
@@ -80,19 +82,20 @@ class _Chat:
         call.names.update(prompt="messages", top_logprobs="top_logprobs")
         n = check_common(call, body, 1)
         logprobs, top = self._logprobs()
-        constraint = self._constraint()
+        constraint = await beside(call, self._constraint)
         if body.modalities is not None and body.modalities != ["text"]:
             raise OptionError("modalities", 'this model writes text only; leave it out or ["text"]')
         if body.add_generation_prompt is False and not body.continue_final_message:
             raise OptionError(
                 "add_generation_prompt", "false leaves nobody to write an answer; leave it out"
             )
-        prompt = await prompt_of_chat(call.service, body, self.form.written, self.tooling)
+        prompt = await prompt_of_chat(call, body, self.form.written, self.tooling)
         prompt = await encoded(self.engine, prompt)
         self.prompt_ids = tuple(i for part in prompt if isinstance(part, Tokens) for i in part.ids)
         most = self._max_tokens() or room(self.engine, prompt)
-        self.requests = [
-            request_of(
+        self.requests = await requests_of(
+            n,
+            lambda index: request_of(
                 call,
                 body,
                 prompt,
@@ -101,9 +104,8 @@ class _Chat:
                 constraint=constraint,
                 logprobs=logprobs,
                 top_logprobs=top,
-            )
-            for index in range(n)
-        ]
+            ),
+        )
 
     def _logprobs(self) -> tuple[bool, int]:
         body = self.body
@@ -148,14 +150,14 @@ class _Chat:
         """Token ids, where they were asked for."""
         return list(tokens) if self.body.return_token_ids else UNSET
 
-    async def event(self, index: int, piece: Piece) -> ChatChunk | None:
+    async def events(self, index: int, piece: Piece) -> Sequence[ChatChunk]:
         """What a piece of a choice adds to a stream."""
         if not piece and not self.body.return_token_ids:
-            return None
+            return ()
         prompt = UNSET if self._begun else self.token_ids(self.prompt_ids)
         delta = _choice_delta(self, index, piece, first=index not in self._begun)
         self._begun.add(index)
-        return ChatChunk(self.id, self.created, self.model, [delta], prompt_token_ids=prompt)
+        return (ChatChunk(self.id, self.created, self.model, [delta], prompt_token_ids=prompt),)
 
     def end(self, usage: Usage) -> ChatChunk:
         """The event that says what a stream took."""
@@ -163,7 +165,7 @@ class _Chat:
 
 
 async def prompt_of_chat(
-    service: Service,
+    call: Call,
     body: ChatBody,
     written: Callable[[str, Sequence[CalledTool]], str],
     tooling: Tooling | None,
@@ -174,9 +176,10 @@ async def prompt_of_chat(
 
     Raises `ApiError` or `TemplateError` for what cannot be written.
     """
+    given = (_prompt_of, call.service, body, written, tooling)
     if size_of(body.messages) > SLOW_CHAT:
-        return await anyio.to_thread.run_sync(_prompt_of, service, body, written, tooling)
-    return _prompt_of(service, body, written, tooling)
+        return await anyio.to_thread.run_sync(*given)
+    return await beside(call, *given)
 
 
 def _prompt_of(

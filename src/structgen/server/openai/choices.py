@@ -29,8 +29,8 @@ Event = ChatChunk | Completion
 class Told(Protocol):
     """An answer that is told as a stream."""
 
-    async def event(self, index: int, piece: Piece) -> Event | None:
-        """What the next piece of a choice adds; None if there is nothing to tell of it."""
+    async def events(self, index: int, piece: Piece) -> Sequence[Event]:
+        """What the next piece of a choice adds; none if there is nothing to tell of it yet."""
         ...
 
     def end(self, usage: Usage) -> Event:
@@ -81,12 +81,10 @@ async def streamed(
         async for index, delta in answers:
             call.came(delta)
             last[index] = piece = readers[index].read(delta)
-            event = await told.event(index, piece)
-            if event is None:
-                continue
-            if counted:
-                event.usage = None
-            await stream.send(encoder.encode(event))
+            for event in await told.events(index, piece):
+                if counted:
+                    event.usage = None
+                await stream.send(encoder.encode(event))
     usage = usage_of(last, body.n or 1)
     call.usage += usage
     if counted:

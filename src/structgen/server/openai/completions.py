@@ -19,7 +19,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from structgen.errors import OptionError
-from structgen.request import Constraint, Request, Text, Tokens
+from structgen.request import Constraint, Request, Text, TokenLogprob, Tokens
 from structgen.sampling import check_whole
 from structgen.server.call import Call
 from structgen.server.openai.choices import attempted, read_all, streamed, usage_of
@@ -32,8 +32,16 @@ from structgen.server.openai.replies import (
     CompletionLogprobs,
     Usage,
 )
-from structgen.server.openai.requests import check_common, encoded, model_of, request_of, room
-from structgen.server.openai.wire import CompletionBody, refuse
+from structgen.server.openai.requests import (
+    beside,
+    check_common,
+    encoded,
+    model_of,
+    request_of,
+    requests_of,
+    room,
+)
+from structgen.server.openai.wire import CompletionBody, refuse, whole
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MOST_LOGPROBS = 20
@@ -60,25 +68,26 @@ class _Completions:
         self.prompts: list[_Prompt] = []
         self.requests: list[Request] = []
         self.writers: list[_Writer] = []
+        self.scored: dict[int, tuple[TokenLogprob, ...]] = {}  # log-probabilities of each prompt
+        self._waiting: list[tuple[int, Piece]] = []
 
     async def prepare(self) -> None:
         """Make the requests. Raises for all that cannot be served."""
         call, body = self.call, self.body
         call.names.update(prompt="prompt", top_logprobs="logprobs", prompt_logprobs="logprobs")
+        self.n = check_common(call, body, count_of(body.prompt))
         given = prompts_of(body.prompt)
-        self.n = check_common(call, body, len(given))
         self._check()
-        asked = constraint_of_body(body)
+        asked = await beside(call, constraint_of_body, body)
         if asked is not None:
             call.names["constraint"] = asked.field
         for each in given:
             self.prompts.append(await self._prompt(each))
             await asyncio.sleep(0)  # many prompts, of which each is short, are long together
-        self.requests = [
-            self._request(prompt, choice, None if asked is None else asked.constraint)
-            for prompt in self.prompts
-            for choice in range(self.n)
-        ]
+        constraint = None if asked is None else asked.constraint
+        self.requests = await requests_of(
+            len(given) * self.n, lambda number: self._request(number, constraint)
+        )
 
     def _check(self) -> None:
         body = self.body
@@ -100,15 +109,17 @@ class _Completions:
             return _Prompt(ids, given)
         return _Prompt(ids, self.engine.decode(ids) if self.body.echo else "")
 
-    def _request(self, prompt: _Prompt, choice: int, constraint: Constraint | None) -> Request:
-        body, parts = self.body, (Tokens(prompt.ids, ""),)
+    def _request(self, number: int, constraint: Constraint | None) -> Request:
+        body, choice = self.body, number % self.n
+        parts = (Tokens(self.prompt_of(number).ids, ""),)
         most = body.max_tokens
         if most is None:
             most = min(max(DEFAULT_MAX_TOKENS, body.min_tokens or 0), room(self.engine, parts))
         want: dict[str, Any] = {}
         if body.logprobs is not None:
             want = {"logprobs": True, "top_logprobs": body.logprobs}
-            want["prompt_logprobs"] = 0 if body.echo else None
+            # Of the first choice only: all of a prompt have the same.
+            want["prompt_logprobs"] = 0 if body.echo and choice == 0 else None
         return request_of(
             self.call,
             body,
@@ -136,11 +147,31 @@ class _Completions:
         """An answer, or an event of one."""
         return Completion(self.id, self.created, self.model, choices)
 
-    async def event(self, index: int, piece: Piece) -> Completion | None:
-        """What a piece of a choice adds to a stream."""
-        if not piece and not self.body.return_token_ids:
-            return None
-        return self.completion([await self.writers[index].write(piece)])
+    def score(self, index: int, pieces: Sequence[Piece]) -> None:
+        """Keep the log-probabilities of a prompt, which the first of its choices brings."""
+        for piece in pieces:
+            if piece.prompt_logprobs:
+                self.scored[index // self.n] = piece.prompt_logprobs
+
+    def waits(self, index: int) -> bool:
+        """Whether a choice cannot be told yet, since what its prompt was scored is not known."""
+        scores = self.body.echo and self.body.logprobs is not None
+        return bool(scores) and index // self.n not in self.scored
+
+    async def events(self, index: int, piece: Piece) -> Sequence[Completion]:
+        """What a piece of a choice adds to a stream, and to those that waited for it."""
+        self.score(index, [piece])
+        if self.waits(index):
+            self._waiting.append((index, piece))
+            return ()
+        pieces = [*self._waiting, (index, piece)]
+        self._waiting = [each for each in pieces if self.waits(each[0])]
+        told = [each for each in pieces if not self.waits(each[0])]
+        return [
+            self.completion([await self.writers[number].write(each)])
+            for number, each in told
+            if each or self.body.return_token_ids
+        ]
 
     def end(self, usage: Usage) -> Completion:
         """The event that says what a stream took."""
@@ -154,7 +185,7 @@ class _Writer:
 
     def __init__(self, completions: _Completions, index: int) -> None:
         body, speller = completions.body, completions.call.service.speller
-        self._body, self._index = body, index
+        self._completions, self._body, self._index = completions, body, index
         self._prompt = completions.prompt_of(index)
         self._echo = self._prompt.text if body.echo else ""
         self._prompts = CompletionSpelling(speller, begins=True)
@@ -170,21 +201,21 @@ class _Writer:
             self._index,
             self._echo + piece.content if first else piece.content,
             "stop" if reason == "abort" else reason,
-            await self._logprobs(piece),
+            await self._logprobs(piece, first=first),
             list(piece.tokens) if ids else UNSET,
             list(self._prompt.ids) if ids and first else UNSET,
         )
 
-    async def _logprobs(self, piece: Piece) -> CompletionLogprobs | None:
+    async def _logprobs(self, piece: Piece, *, first: bool) -> CompletionLogprobs | None:
         if self._body.logprobs is None:
             return None
         entries = list(piece.logprobs)
         if piece.finish is not None and piece.finish.ended is not None:
             entries.append(piece.finish.ended)
         found = self._outputs.of(entries)
-        prompt = piece.prompt_logprobs
-        if not prompt:
+        if not first or not self._body.echo:
             return found
+        prompt = self._completions.scored[self._index // self._completions.n]
         if len(prompt) * (1 + self._body.logprobs) > SLOW_ENTRIES:
             return _together([await anyio.to_thread.run_sync(self._prompts.of, prompt), found])
         return _together([self._prompts.of(prompt), found])
@@ -205,18 +236,26 @@ async def completions(call: Call) -> web.StreamResponse:
     return call.answer(await attempted(call, found.requests, once))
 
 
+def count_of(given: str | list[str | int | list[int]]) -> int:
+    """How many prompts a body has, by the first of what is in the list."""
+    several = isinstance(given, list) and bool(given) and isinstance(given[0], str | list)
+    return len(given) if several else 1
+
+
 def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
     """The prompts of a body: text or token ids each.
 
     Raises `OptionError` for an empty one, and for a list of different things.
     """
+    if isinstance(given, str):
+        given = [given]
     kinds = set(map(type, given))
-    if not isinstance(given, str) and len(kinds) > 1:
-        raise OptionError("prompt", "expected texts, or token ids, or lists of token ids")
-    if isinstance(given, list) and not given:
+    if not kinds:
         raise OptionError("prompt", "expected at least one prompt, got an empty list")
-    one = isinstance(given, str) or kinds == {int}
-    found = cast("list[str | list[int]]", [given] if one else given)
+    one = kinds <= {int, float}
+    if len(kinds) > 1 and not one:
+        raise OptionError("prompt", "expected texts, or token ids, or lists of token ids")
+    found = [whole("prompt", each) for each in cast("list[Any]", [given] if one else given)]
     for number, each in enumerate(found):
         if not each:
             which = "it" if len(found) == 1 else f"number {number}"
@@ -226,6 +265,8 @@ def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]
 
 async def _whole(found: _Completions, requests: Sequence[Request]) -> Completion:
     pieces = await read_all(found.call, requests, [found.reader() for _ in requests])
+    for index, each in enumerate(pieces):
+        found.score(index, each)
     usage = usage_of([each[-1] for each in pieces], found.n)
     found.call.usage += usage
     choices: list[Any] = []

@@ -43,7 +43,10 @@ class ToolReader(Protocol):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What a delta adds to a choice."""
+    """What a delta adds to a choice.
+
+    tokens   all that were drawn: also those of the end, whether or not their text is kept
+    """
 
     content: str = ""
     reasoning: str = ""
@@ -90,7 +93,7 @@ class ChoiceReader:
             content=content,
             reasoning=reasoning,
             tools=tuple(tools),
-            tokens=delta.tokens,
+            tokens=delta.tokens if finish is None else (*delta.tokens, *finish.dropped),
             logprobs=delta.logprobs,
             prompt_logprobs=delta.prompt_logprobs,
             finish=finish,

@@ -8,32 +8,42 @@ Used   by the chat route and by `/tokenize`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from structgen.chat import Chat, Turn
 from structgen.errors import TemplateError
 from structgen.request import Prompt, Text
 from structgen.server.errors import ApiError
-from structgen.server.openai.wire import CalledTool, ChatMessage, ContentPart
+from structgen.server.openai.wire import CalledTool, ChatMessage, ContentPart, check_count
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _ROLES |= {"tool": "tool"}
+
+
+class _Object(msgspec.Struct):
+    """A JSON object, whose fields are looked through and not kept."""
+
 
 CallsText = Callable[[str, Sequence[CalledTool]], str]
 """How tool calls stand behind the text of an answer; see `tools.ToolForm.written`."""
 
 
 def size_of(messages: Sequence[ChatMessage]) -> int:
-    """How much there is to write: messages, their parts and calls, and 10,000s of characters."""
+    """How much there is to write: messages, their parts and calls.
+
+    Raises `OptionError` for more than a chat may have.
+    """
+    check_count("messages", len(messages))
     size = len(messages)
     for message in messages:
-        content = message.content
-        size += len(content) if isinstance(content, list) else len(content or "") // 10_000
+        size += len(message.content) if isinstance(message.content, list) else 0
         size += len(message.tool_calls or ())
+    check_count("messages", size)
     return size
 
 
@@ -71,13 +81,23 @@ def rendered(
     if tools:
         with _blaming("tools"):
             chat = chat.with_tools(tools)
-    if variables:
+    shown = turns if closed else _open(turns, extend=extend)
+    if not variables:
+        return chat.render(shown).parts
+    with _blaming("chat_template_kwargs"):
+        other = chat.with_variables(variables)
+    try:
+        return other.render(shown).parts
+    except TemplateError:
+        chat.render(shown)  # if it fails, too, the messages are to blame
         with _blaming("chat_template_kwargs"):
-            chat = chat.with_variables(variables)
-    if closed:
-        return chat.render(turns).parts
+            raise
+
+
+def _open(turns: Sequence[Turn], *, extend: bool) -> list[Turn]:
+    """The turns, of which the last is to be written: one more, or with `extend` the last itself."""
     if not extend:
-        return chat.render([*turns, Turn("assistant", (), open=True)]).parts
+        return [*turns, Turn("assistant", (), open=True)]
     *before, last = turns
     if last.role != "assistant":
         raise ApiError(
@@ -85,7 +105,7 @@ def rendered(
             "continue_final_message: the last message is not the assistant's",
             param="continue_final_message",
         )
-    return chat.render([*before, Turn("assistant", last.content, open=True)]).parts
+    return [*before, Turn("assistant", last.content, open=True)]
 
 
 @contextmanager
@@ -134,11 +154,12 @@ def _check_call(call: CalledTool, place: str) -> None:
         )
     place = f"{place}.function.arguments"
     try:
-        found = json.loads(call.function.arguments)
-    except (ValueError, RecursionError) as error:
+        msgspec.json.decode(call.function.arguments, type=_Object)
+    except msgspec.ValidationError:
+        message = f"{place}: expected the JSON text of an object"
+        raise ApiError(400, message, param=place) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
         raise ApiError(400, f"{place}: they are no JSON: {error}", param=place) from None
-    if not isinstance(found, dict):
-        raise ApiError(400, f"{place}: expected the JSON text of an object", param=place)
 
 
 def _ordered(messages: Sequence[ChatMessage]) -> list[int]:

@@ -6,8 +6,11 @@ Used   by both generating routes.
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import anyio.to_thread
 import msgspec
 
 from structgen.engine.engine import Engine
@@ -19,6 +22,8 @@ from structgen.server.call import Call
 from structgen.server.errors import unknown_model
 from structgen.server.openai.wire import Generating, refuse
 
+T = TypeVar("T")
+SLOW_BODY = 20_000  # bytes, whose tools or schema take some 5 ms: more are looked at in a thread
 _PLAIN = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens", "stop", "stop_regex"),
     *("stop_token_ids", "ignore_eos", "logit_bias", "presence_penalty", "frequency_penalty"),
@@ -61,6 +66,22 @@ def check_common(call: Call, body: Generating, prompts: int) -> int:
         stats = body.stream_options.continuous_usage_stats
         refuse("stream_options.continuous_usage_stats", stats, "usage comes at the end only")
     return n
+
+
+async def beside(call: Call, function: Callable[..., T], *given: object) -> T:
+    """What a function makes of a body; in a thread, where that may take long."""
+    if call.size <= SLOW_BODY:
+        return function(*given)
+    return await anyio.to_thread.run_sync(function, *given)
+
+
+async def requests_of(count: int, request: Callable[[int], Request]) -> list[Request]:
+    """Several requests, by their number."""
+    found = [request(0)]
+    for number in range(1, count):
+        await asyncio.sleep(0)  # hundreds take long together
+        found.append(request(number))
+    return found
 
 
 def request_of(

@@ -17,12 +17,11 @@ from structgen.server.call import Call
 from structgen.server.openai.chat import prompt_of_chat
 from structgen.server.openai.logprobs import Speller
 from structgen.server.openai.replies import Detokenized, Tokenized
-from structgen.server.openai.requests import model_of
+from structgen.server.openai.requests import beside, model_of
 from structgen.server.openai.tools import form_of, tooling_of
 from structgen.server.openai.wire import ChatBody, DetokenizeBody, TokenizeBody
 
 SLOW_TOKENS = 10_000  # whose texts take some 5 ms to be looked up: more are read in a thread
-MOST_TOKENS = 1_000_000  # of which one conversion takes 20 ms, which no thread can divide
 # What only the messages of a chat have.
 _OF_CHATS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
 
@@ -48,10 +47,8 @@ async def detokenize(call: Call) -> web.StreamResponse:
     body = await call.body(DetokenizeBody)
     model_of(call, body.model)
     call.names["prompt"] = "tokens"
-    engine, count = call.service.engine, len(body.tokens)
-    if count > MOST_TOKENS:
-        raise OptionError("tokens", f"{count} are more than {MOST_TOKENS}; send fewer")
-    if count > SLOW_TOKENS:
+    engine = call.service.engine
+    if len(body.tokens) > SLOW_TOKENS:
         return call.answer(Detokenized(await anyio.to_thread.run_sync(engine.decode, body.tokens)))
     return call.answer(Detokenized(engine.decode(body.tokens)))
 
@@ -74,7 +71,8 @@ async def _prompt(call: Call, body: TokenizeBody) -> Prompt:
     said = {name: getattr(body, name) for name in _OF_CHATS}
     chat = ChatBody(model=model_of(call, body.model), messages=body.messages, **said)
     form = form_of(call.service.config.tool_form, call.service.engine.chat)
-    return await prompt_of_chat(call.service, chat, form.written, tooling_of(chat, form, None))
+    tooling = await beside(call, tooling_of, chat, form, None)
+    return await prompt_of_chat(call, chat, form.written, tooling)
 
 
 async def _texts(speller: Speller, ids: Sequence[int]) -> list[str]:

@@ -1,23 +1,67 @@
 """What clients send to the OpenAI routes: every field that is read, and those that are ignored.
 
 Holds  a field that is named here is heeded, refused with its reason, or stands under "without a
-       meaning here"; any other is refused by its name. `null` is as good as nothing.
+       meaning here"; any other is refused by its name. `null` is as good as nothing, and 16.0 as
+       good as 16. A list or a map has a limit, which is looked at before what is in it.
 Used   by the routes in this folder, and by the OpenAPI document.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from structgen.errors import OptionError
 
+T = TypeVar("T")
 Json = dict[str, Any]
+if TYPE_CHECKING:
+    Whole = int
+else:
+    # JSON knows one kind of number, and Lua, R and some others write all of theirs as 16.0.
+    Whole = int | float
+
+MOST: Mapping[str, int] = MappingProxyType(
+    {
+        "choice": 30_000,
+        "logit_bias": 4_096,
+        "messages": 20_000,  # with their parts and calls
+        "stop": 1_024,
+        "stop_regex": 256,
+        "stop_token_ids": 4_096,
+        "structures": 512,
+        "tokens": 500_000,
+        "tools": 512,
+        "triggers": 256,
+    }
+)
+"""How many values a field may have: each of them costs time in every request."""
+_WHOLE = frozenset(
+    {"best_of", "logprobs", "max_completion_tokens", "max_tokens", "min_tokens", "n", "priority"}
+    | {"seed", "stop_token_ids", "tokens", "top_k", "top_logprobs"}
+)
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Base of all bodies: unknown fields are refused."""
+
+
+class Bounded(Body, kw_only=True):
+    """Base of those that have whole numbers, or fields with a limit.
+
+    Raises `OptionError` for a number that is not whole, and for more values than the limit.
+    """
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name in MOST and isinstance(value, list | dict):
+                check_count(name, len(value))
+            if name in _WHOLE and isinstance(value, float | list):
+                setattr(self, name, whole(name, value))
 
 
 class StreamOptions(Body, kw_only=True):
@@ -28,7 +72,7 @@ class StreamOptions(Body, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class StructuredOutputs(Body, kw_only=True):
+class StructuredOutputs(Bounded, kw_only=True):
     """vLLM's way to say what an output must be; one of these."""
 
     json: str | Json | None = None
@@ -39,7 +83,7 @@ class StructuredOutputs(Body, kw_only=True):
     structural_tag: str | Json | None = None
 
 
-class ResponseFormat(Body, kw_only=True):
+class ResponseFormat(Bounded, kw_only=True):
     """OpenAI's way: `type` is text, json_object, json_schema or structural_tag.
 
     json_schema   `{"name": ..., "schema": {...}, "strict": true}`
@@ -53,17 +97,17 @@ class ResponseFormat(Body, kw_only=True):
     triggers: list[str] | None = None
 
 
-class Generating(Body, kw_only=True):
+class Generating(Bounded, kw_only=True):
     """Fields of both generating routes. `model` is required, as it is everywhere else."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
+    n: Whole | None = None
+    max_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -71,11 +115,11 @@ class Generating(Body, kw_only=True):
     response_format: ResponseFormat | None = None
 
     # As vLLM and SGLang have them.
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    min_tokens: Whole | None = None
+    stop_token_ids: list[Whole] | None = None
     stop_regex: str | list[str] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -84,7 +128,7 @@ class Generating(Body, kw_only=True):
     no_stop_trim: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Whole | None = None
     structured_outputs: StructuredOutputs | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -113,7 +157,7 @@ class CalledTool(msgspec.Struct, kw_only=True):
     function: FunctionCall
     id: str | None = None
     type: str = "function"
-    index: int | None = None
+    index: Whole | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -184,9 +228,9 @@ class ChatBody(Generating, kw_only=True):
     """
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     tools: list[ToolSpec] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -209,14 +253,14 @@ class CompletionBody(Generating, kw_only=True):
     suffix       refused: the model writes on, it fills no gaps
     """
 
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    prompt: str | list[str | Whole | list[Whole]]
+    logprobs: Whole | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Whole | None = None
 
 
-class TokenizeBody(Body, kw_only=True):
+class TokenizeBody(Bounded, kw_only=True):
     """The body of `POST /tokenize`: a prompt, or the messages of a chat.
 
     prompt                text, as `/v1/completions` takes it
@@ -238,11 +282,31 @@ class TokenizeBody(Body, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Body, kw_only=True):
+class DetokenizeBody(Bounded, kw_only=True):
     """The body of `POST /detokenize`. Special tokens have no text."""
 
-    tokens: list[int]
+    tokens: list[Whole]
     model: str | None = None
+
+
+def check_count(name: str, count: int) -> None:
+    """Refuse a field with so many values. Raises `OptionError`."""
+    if count > MOST[name]:
+        raise OptionError(name, f"{count:,} values are more than {MOST[name]:,}; send fewer")
+
+
+def whole(name: str, value: T) -> T:
+    """A number, or a list of them, of which each may be written as 16.0.
+
+    Raises `OptionError` for one that is not whole. Whatever is no number stays as it is.
+    """
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise OptionError(name, f"expected a whole number, got {value}")
+        return cast("T", int(value))
+    if isinstance(value, list) and float in set(map(type, value)):
+        return cast("T", [whole(name, each) for each in value])
+    return value
 
 
 def refuse(field: str, value: object, message: str) -> None:
