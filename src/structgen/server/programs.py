@@ -61,8 +61,10 @@ ProgramEvent = (
     | CallEnded
     | VariableSet
 )
-# What does not show yet that anything could be computed.
+# What does not show yet that anything was computed.
 _OPENING = (RunStarted, ProgramEntered, BranchOpened, BranchClosed, CallStarted)
+_OPENING += (ProgramLeft, RunEnded)
+_TURN = 0.005  # seconds of sending after which others have their turn
 N = TypeVar("N", int, float)
 _log = logging.getLogger("structgen.server")
 
@@ -213,6 +215,7 @@ class _Run:
         self.id = f"run-{uuid4().hex}"
         self.created = int(time.time())
         self.left = False  # the client has
+        self.turn = 0.0  # when the others had their last
         service = call.service
         if body.model is not None and body.model not in service.names:
             raise unknown_model(body.model, service.names)
@@ -269,6 +272,10 @@ class _Run:
 
     async def send(self, stream: EventStream, data: bytes, event: str) -> None:
         """Send an event, and note where that is how it is found out that the client left."""
+        if time.perf_counter() - self.turn > _TURN:
+            # What is there already is sent without any waiting, and may be very much.
+            await asyncio.sleep(0)
+            self.turn = time.perf_counter()
         try:
             await stream.send(data, event)
         except ConnectionResetError:
@@ -357,6 +364,7 @@ async def _whole(run: _Run) -> web.StreamResponse:
     try:
         await asyncio.wait([task])
     finally:
+        run.tenant.leave()
         if not task.done():
             await cut([task])
     if task.cancelled():
@@ -372,19 +380,28 @@ async def _whole(run: _Run) -> web.StreamResponse:
 async def _streamed(run: _Run) -> web.StreamResponse:
     stream = run.call.stream(error_event="error")
     began = time.perf_counter()
-    held: list[Event] | None = []
+    held: list[Event] = []
+    shown = False
     async with run.program.stream(run.tenant, **run.arguments) as running:
-        async for event in running:
-            if held is not None:
+        try:
+            async for event in running:
                 held.append(event)
-                if _shows_nothing(event):
-                    continue
-            for each in held or (event,):
-                await run.send(stream, _event(each, began), _kind(each))
-            held = None
+                shown = shown or not _shows_nothing(event)
+                if shown:
+                    await _tell(run, stream, held, began)
+        finally:
+            run.tenant.leave()
         answer = run.answer(running.result)
+    await _tell(run, stream, held, began)
     await run.send(stream, msgspec.json.encode(answer), "result")
     return await stream.end()
+
+
+async def _tell(run: _Run, stream: EventStream, held: list[Event], began: float) -> None:
+    """Send the events that were held back."""
+    for event in held:
+        await run.send(stream, _event(event, began), _kind(event))
+    held.clear()
 
 
 def _shows_nothing(event: Event) -> bool:

@@ -1,18 +1,20 @@
 """The engine as the programs of one client see it: all they ask for is in that client's namespace.
 
 Holds  no request of a program leaves the namespace, so that its prefixes are shared with nobody
-       else. Owns nothing.
+       else. A client that has left gets nothing more. Owns nothing.
 Used   by `programs`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 
+import anyio.lowlevel
 import msgspec
 
 from structgen.backend import Backend, Heard, Relay
+from structgen.errors import StateClosedError
 from structgen.request import Delta, Lineage, Namespace, Prompt, Request, Scores, Usage
 
 Came = Callable[[Delta], None]
@@ -25,10 +27,28 @@ class Tenant(Relay):
         """`came` hears of every delta."""
         super().__init__(backend)
         self._namespace, self._came = namespace, came
+        self._left = False
+
+    def leave(self) -> None:
+        """The client is gone: refuse what is asked for from now on, by `StateClosedError`.
+
+        A program is cancelled then, and may catch that; it must not compute for nobody.
+        """
+        self._left = True
+
+    async def _require_client(self) -> None:
+        if self._left:
+            # Whoever tries again and again must not stop the event loop.
+            await anyio.lowlevel.checkpoint()
+            raise StateClosedError(
+                "the client of this program has left, so its run is over; let the program end when "
+                "it is cancelled"
+            )
 
     @asynccontextmanager
     async def generate(self, request: Request, /) -> AsyncIterator[AsyncIterator[Delta]]:
         """Generate, in the namespace."""
+        await self._require_client()
         own = msgspec.structs.replace(request, namespace=self._namespace)
         async with self._backend.generate(own) as deltas:
             yield Heard(deltas, self._came)
@@ -43,6 +63,7 @@ class Tenant(Relay):
         namespace: Namespace = Namespace(),  # noqa: ARG002 - the contract has it; theirs is ours
     ) -> Scores:
         """Score, in the namespace."""
+        await self._require_client()
         return await self._backend.score(
             prompt, continuations, lineage=lineage, namespace=self._namespace
         )
@@ -56,14 +77,18 @@ class Tenant(Relay):
         namespace: Namespace = Namespace(),  # noqa: ARG002 - the contract has it; theirs is ours
     ) -> Usage:
         """Prime, in the namespace."""
+        await self._require_client()
         return await self._backend.prime(prompt, lineage=lineage, namespace=self._namespace)
 
-    def scope(
+    @asynccontextmanager
+    async def scope(
         self,
         prefix: Prompt,
         /,
         *,
         namespace: Namespace = Namespace(),  # noqa: ARG002 - the contract has it; theirs is ours
-    ) -> AbstractAsyncContextManager[int]:
+    ) -> AsyncIterator[int]:
         """A fork scope, in the namespace."""
-        return self._backend.scope(prefix, namespace=self._namespace)
+        await self._require_client()
+        async with self._backend.scope(prefix, namespace=self._namespace) as found:
+            yield found
