@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class ServerProcess:
     def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
         self._process, self._errors = process, errors
         self.lines: list[str] = []
-        self.ready = threading.Event()
+        self.listening, self.ready = threading.Event(), threading.Event()
         # It ends when the process does, which whoever started it sees to.
         self._reader = threading.Thread(target=self._read, name="output of a server")
         self._reader.start()
@@ -46,6 +46,11 @@ class ServerProcess:
     def port(self) -> int:
         """The port of that."""
         return int(self.url.rpartition(":")[2])
+
+    def wait_listening(self) -> None:
+        """Wait until it has its port; fail where it ends instead."""
+        assert self.listening.wait(START_SECONDS), self.errors
+        assert self.lines, self.errors
 
     def wait_ready(self) -> None:
         """Wait until it serves; fail where it ends instead."""
@@ -72,14 +77,24 @@ class ServerProcess:
         with self._process.stdout as output:
             for line in output:
                 self.lines.append(line.rstrip("\n"))
+                self.listening.set()
                 if line.startswith("ready: "):
                     self.ready.set()
+        self.listening.set()
         self.ready.set()
 
 
 @contextmanager
-def server_process(model: Path, folder: Path, *flags: str) -> Iterator[ServerProcess]:
-    """Start a server and wait until it serves; its stderr goes to a file in the folder."""
+def server_process(
+    model: Path,
+    folder: Path,
+    *flags: str,
+    early: Callable[[ServerProcess], None] = lambda _: None,
+) -> Iterator[ServerProcess]:
+    """Start a server and wait until it serves; its stderr goes to a file in the folder.
+
+    early   called when it has its port, and still loads
+    """
     errors = folder / f"stderr-{time.monotonic_ns()}"
     with errors.open("w") as file:
         process = subprocess.Popen(
@@ -92,6 +107,8 @@ def server_process(model: Path, folder: Path, *flags: str) -> Iterator[ServerPro
         )
     server = ServerProcess(process, errors)
     try:
+        server.wait_listening()
+        early(server)
         server.wait_ready()
         yield server
     finally:

@@ -6,12 +6,15 @@ Few processes, each used for several cases: a start takes seconds.
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -45,6 +48,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("processes")
 
 
+class Early(NamedTuple):
+    """What was asked of a server that still loads, and how it answered."""
+
+    path: str
+    status: int
+    seconds: float
+    body: Any
+
+
 @pytest.fixture(scope="module")
 def server(tiny_chat_model: Path, folder: Path) -> Iterator[ServerProcess]:
     """A server that the tests of this file share; none of them ends it."""
@@ -53,6 +65,18 @@ def server(tiny_chat_model: Path, folder: Path) -> Iterator[ServerProcess]:
     flags = ["--programs", str(programs), "--dtype", "float32"]
     with server_process(tiny_chat_model, folder, *flags, "--log-format", "json") as process:
         yield process
+
+
+def asked_early(port: int, path: str) -> Early:
+    began = time.perf_counter()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as client:
+        if path == CHAT:
+            body = msgspec.json.encode({**ENDLESS, "max_tokens": 1, "user": "x" * 300_000})
+            client.request("POST", path, body, {"Content-Type": "application/json"})
+        else:
+            client.request("GET", path)
+        answer = client.getresponse()
+        return Early(path, answer.status, time.perf_counter() - began, json.loads(answer.read()))
 
 
 class TestAServerThatStarts:
@@ -160,6 +184,31 @@ class TestWorkThatWasLeft:
 
         assert sum(line.get("status") == 499 for line in lines) >= 6
         assert all({"time", "level", "logger"} <= set(line) for line in lines)
+
+
+class TestABeginning:
+    """Here a process begins and ends; `TestAnEnd` tells of its end."""
+
+    def test_is_answered_from_the_moment_when_the_port_is_open(
+        self, tiny_chat_model: Path, folder: Path
+    ) -> None:
+        """Also while torch is imported, which takes seconds and holds up all other threads."""
+        found: list[Early] = []
+
+        def ask(server: ServerProcess) -> None:
+            while not server.ready.is_set():
+                found.extend(asked_early(server.port, path) for path in ("/live", "/health", CHAT))
+                server.ready.wait(0.05)
+
+        with server_process(tiny_chat_model, folder, early=ask):
+            pass
+
+        waits = [each for each in found if each.status == 503]
+        assert {each.status for each in found if each.path == "/live"} == {200}
+        assert {each.body["error"]["code"] for each in waits} == {"not_ready"}
+        assert {each.path for each in waits} == {"/health", CHAT}
+        # But for one: the machine may be busy, and a library of torch's is loaded in one piece.
+        assert sorted(each.seconds for each in found)[-2] < 1.0
 
 
 class TestAnEnd:

@@ -1,6 +1,7 @@
 """`structgen serve`: from its options to a server that runs.
 
-Holds  what the command line says is checked, and the sockets are bound, before torch is imported.
+Holds  what the command line says is checked, and the sockets are bound and answered on, before
+       torch is imported.
 Used   by `app`.
 """
 
@@ -10,19 +11,19 @@ import contextlib
 import gc
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from structgen.cli import sockets, source
+from structgen.cli.early import EarlyAnswers
 from structgen.cli.engine import OpenEngine, run_guarded_loop, without_collections
 from structgen.cli.failure import INTERRUPTED, CommandError, blaming
 from structgen.cli.serve_options import ENGINE_OPTIONS, SERVER_OPTIONS, ServeOptions
 from structgen.errors import OptionError
 
 if TYPE_CHECKING:
-    from structgen.engine.engine import Engine
     from structgen.program.program import Program
     from structgen.server.config import ServerConfig
     from structgen.server.service import Service
@@ -40,27 +41,29 @@ def serve(model: str, options: ServeOptions, open_engine: OpenEngine) -> int:
     ) as address:
         typer.echo(f"listening on {address.url}, loading {model}")
         sys.stdout.flush()
-        with _naming_flags():
-            engine: Any = open_engine(model, **options.engine())
-            with without_collections():
-                from structgen.server.config import ServerConfig
-
-            config = ServerConfig(**options.server())
-            _warn_of_guests(address, config)
-            return _run(engine, address, options, config, tls)
+        with _naming_flags(), EarlyAnswers(address.sockets, tls) as early:
+            run = _loaded(model, options, open_engine, address, tls)
+            early.hand_over()
+            return run()
 
 
-def _run(
-    engine: Engine,
-    address: sockets.Listening,
+def _loaded(
+    model: str,
     options: ServeOptions,
-    config: ServerConfig,
+    open_engine: OpenEngine,
+    address: sockets.Listening,
     tls: ssl.SSLContext | None,
-) -> int:
-    from structgen.server.observe.access_log import configure_logging
-    from structgen.server.programs import log_exit
-    from structgen.server.serving import run
+) -> Callable[[], int]:
+    """Import and read all that comes before the first request; what is left is to run it."""
+    engine: Any = open_engine(model, **options.engine())
+    with without_collections():
+        from structgen.server.config import ServerConfig
+        from structgen.server.observe.access_log import configure_logging
+        from structgen.server.programs import log_exit
+        from structgen.server.serving import run
 
+    config = ServerConfig(**options.server())
+    _warn_of_guests(address, config)
     programs = [each for target in options.programs or () for each in _programs(target)]
 
     def ready(service: Service) -> None:
@@ -70,13 +73,18 @@ def _run(
         typer.echo(f"ready: serving {names}{served} at {address.url}")
         sys.stdout.flush()
 
-    configure_logging(options.log_level, options.log_format)
-    with _exporting(options.otlp_endpoint):
-        main = run(engine, address.sockets, programs=programs, config=config, tls=tls, ready=ready)
-        orderly = run_guarded_loop(main, log_exit)
-    # The process ends now, and a last search for garbage in all that torch is takes a second.
-    gc.freeze()
-    return 0 if orderly else INTERRUPTED
+    def serving() -> int:
+        configure_logging(options.log_level, options.log_format)
+        with _exporting(options.otlp_endpoint):
+            main = run(
+                engine, address.sockets, programs=programs, config=config, tls=tls, ready=ready
+            )
+            orderly = run_guarded_loop(main, log_exit)
+        # The process ends now, and a last search for garbage in all that torch is takes a second.
+        gc.freeze()
+        return 0 if orderly else INTERRUPTED
+
+    return serving
 
 
 @contextlib.contextmanager
