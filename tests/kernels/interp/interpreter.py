@@ -140,3 +140,23 @@ def overflow_checked() -> Iterator[None]:
         yield
     finally:
         builder.options = before
+
+
+@contextlib.contextmanager
+def products_in_order() -> Iterator[None]:
+    """Inside, a product sums in one order whatever the row, as the matrix units of a device do.
+
+    What the linear algebra under numpy gives for a row depends on where in the matrix it stands.
+    """
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
+        del self, precision
+        left, right = _widened(a).data[:, :, None], _widened(b).data[None]
+        return interpreter.TensorHandle((left * right).sum(axis=1) + d.data, d.dtype.scalar)
+
+    before = BUILDER.create_dot
+    BUILDER.create_dot = create_dot
+    try:
+        yield
+    finally:
+        BUILDER.create_dot = before
