@@ -103,7 +103,8 @@ class RunStream(Generic[R]):
                   order in which it arrives
         channel   "reasoning" for what a model with separate reasoning thinks
 
-        A reader that is late or slow gets what there is in one piece.
+        A reader that is late or slow gets what there is in one piece. With `retries`, what the
+        attempts that failed have written is text, too: events tell it apart by its call.
         """
         self._require_entered()
         return _Texts(self._log, self._over, name, channel)
