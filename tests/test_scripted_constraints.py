@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from structgen.errors import ConstraintError, InvalidOutputError
+from structgen.errors import ConstraintError, InvalidOutputError, OptionError
 from structgen.grammar.compiler import KINDS, compile_constraint
 from structgen.grammar.matcher import Vocabulary
 from structgen.options import in_words
@@ -39,6 +39,26 @@ def asking(constraint: Constraint, **options: Any) -> Request:
 async def said(reply: str, constraint: Constraint, size: int = 1, **options: Any) -> Completion:
     backend = ScriptedBackend(reply, token_size=size)
     return await completion_of(backend, asking(constraint, **options))
+
+
+class TestOptionsThatContradictAConstraint:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"ignore_eos": True}, "ignore_eos: with a constraint the end tokens end the output"),
+            ({"max_tokens": 0}, "max_tokens: it is 0, and an output that meets a constraint"),
+        ],
+        ids=["ignore_eos", "max_tokens"],
+    )
+    async def test_are_refused_as_the_engine_refuses_them(
+        self, options: dict[str, Any], message: str
+    ) -> None:
+        backend = ScriptedBackend("aaa")
+
+        with pytest.raises(OptionError, match=message):
+            await completion_of(backend, asking(Regex("a+"), **options))
+
+        assert backend.requests == []
 
 
 class TestAConstraintThatTheEngineRefuses:

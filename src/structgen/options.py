@@ -151,6 +151,25 @@ def constraint_of(value: object) -> Constraint:
     )
 
 
+def check_bound(request: Request) -> None:
+    """Refuse options that contradict the request's constraint, if it has one.
+
+    Raises `OptionError`, naming the option. Every backend that takes constraints asks here.
+    """
+    if request.constraint is None:
+        return
+    if request.sampling.max_tokens == 0:
+        raise OptionError(
+            "max_tokens", "it is 0, and an output that meets a constraint has tokens; give it more"
+        )
+    if request.sampling.ignore_eos:
+        raise OptionError(
+            "ignore_eos",
+            "with a constraint the end tokens end the output where it is complete, and stand "
+            "nowhere else; drop ignore_eos, or let the pattern have no end and use max_tokens",
+        )
+
+
 def frozen(options: Mapping[str, Any]) -> dict[str, Any]:
     """The same options, with nothing in them that can be used up or changed by others.
 

@@ -7,7 +7,9 @@ depend on what a model knows. Every character is one token per UTF-8 byte, so le
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -20,11 +22,20 @@ CHATML = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def write_tiny_model(folder: Path, *, max_context: int = 512) -> Path:
-    """Write config, weights, tokenizer and template; returns the folder."""
+def write_tiny_model(
+    folder: Path,
+    *,
+    max_context: int = 512,
+    added: Mapping[str, bool] = MappingProxyType({}),
+    template: str = CHATML,
+) -> Path:
+    """Write config, weights, tokenizer and template; returns the folder.
+
+    added   further tokens from id 259 on, and whether each is flagged special
+    """
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=256 + len(SPECIAL),
+        vocab_size=256 + len(SPECIAL) + len(added),
         hidden_size=48,
         intermediate_size=96,
         num_hidden_layers=2,
@@ -43,8 +54,11 @@ def write_tiny_model(folder: Path, *, max_context: int = 512) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    for spelling, special in added.items():
+        token = AddedToken(spelling, special=special, normalized=False)
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "chat_template.jinja").write_text(CHATML)
+    (folder / "chat_template.jinja").write_text(template)
     return folder

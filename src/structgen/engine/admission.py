@@ -12,6 +12,7 @@ from structgen.engine.config import EngineConfig
 from structgen.engine.constraints import check_kind
 from structgen.engine.loading import Loaded
 from structgen.errors import OptionError, OverloadedError, UnsupportedError
+from structgen.options import check_bound
 from structgen.request import Request
 
 # Of all stop strings of a request. What finds them is built in 1 ms per 1,000 characters, in a
@@ -24,7 +25,7 @@ def check(request: Request, loaded: Loaded, model: str) -> None:
     """Refuse what an engine cannot do that runs this model under this name."""
     if request.constraint is not None:
         check_kind(request.constraint)
-        _check_ends(request)
+        check_bound(request)
     if request.model not in {"", model, loaded.checkpoint.name}:
         raise UnsupportedError(f"this engine runs {model!r}, not {request.model!r}")
     if request.namespace.adapter or request.namespace.spliced:
@@ -55,20 +56,6 @@ def check_queue(schedule: Schedule, config: EngineConfig, tokens: int) -> None:
         raise OverloadedError(
             f"{queued} prompt tokens wait already, and with {tokens} more they would be over the "
             f"{config.max_waiting_tokens} of max_waiting_tokens; send it again later"
-        )
-
-
-def _check_ends(request: Request) -> None:
-    """Refuse options that contradict a constraint."""
-    if request.sampling.max_tokens == 0:
-        raise OptionError(
-            "max_tokens", "it is 0, and an output that meets a constraint has tokens; give it more"
-        )
-    if request.sampling.ignore_eos:
-        raise OptionError(
-            "ignore_eos",
-            "with a constraint the end tokens end the output where it is complete, and stand "
-            "nowhere else; drop ignore_eos, or let the pattern have no end and use max_tokens",
         )
 
 

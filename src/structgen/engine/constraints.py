@@ -257,7 +257,8 @@ def vocabulary_of(checkpoint: Checkpoint, size: int) -> Vocabulary:
     tokenizer = checkpoint.tokenizer
     textless = tokenizer.control_ids | set(checkpoint.defaults.end_ids)
     encode = functools.partial(tokenizer.encode, start=False)
-    return Vocabulary(tokenizer.token_bytes, textless, size, encode)
+    markers = checkpoint.markers
+    return Vocabulary(tokenizer.token_bytes, textless, size, encode, markers=markers)
 
 
 def _key(constraint: Constraint) -> Constraint:

@@ -433,7 +433,9 @@ class Engine:
 
     async def _text_stream(self, request: Request, grammar: Grammar | None) -> TextStream:
         """What cuts the output; made before any other work, since it refuses patterns."""
-        table, sampling = self._ready().checkpoint.tokenizer.token_bytes, request.sampling
+        loaded, sampling = self._ready(), request.sampling
+        bound = grammar is not None
+        table = loaded.vocabulary.shown if bound else loaded.checkpoint.tokenizer.token_bytes
         kind = TextStream if grammar is None else functools.partial(PromisedText, grammar)
         stream = functools.partial(kind, table, sampling.stop, sampling.stop_regex)
         if sum(map(len, sampling.stop)) > SLOW_STOP_CHARACTERS or is_slow(sampling.stop_regex):

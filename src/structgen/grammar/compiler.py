@@ -49,7 +49,8 @@ class Grammar:
         """A matcher that has accepted nothing yet."""
         if isinstance(self._start, Automaton):
             return self._start.matcher()
-        return GuidanceMatcher(self._start.deep_copy(), self._vocabulary)
+        marked = self.source.marked
+        return GuidanceMatcher(self._start.deep_copy(), self._vocabulary, marked=marked)
 
     def matches(self, tokens: Sequence[int], tail: str = "") -> bool:
         """Whether the text of these tokens, and the tail after it, is what the mask lets through.

@@ -25,7 +25,7 @@ that tokens at the end must wait is what Guidance calls "fast-forward tokens".
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONTEXT = 4  # tokens before the forced text that are encoded with it
+MOST_FORCED = 512  # bytes looked ahead at once
 MOST_KEPT = 4096  # entries of each memory
 _FEW = 8  # tokens up to which a look at each is quicker than a row of bits
 
@@ -91,6 +92,18 @@ class Spelling:
         # Thousands of tokens begin with a space: found here, and not in the first request.
         starts = {data[:1] for data in self._sorted}
         self._single = {start: self._found(start) for start in starts}
+
+    def certain(
+        self, before: Iterable[int], forced: bytes, ahead: Callable[[Written], Mask | None]
+    ) -> tuple[int, ...]:
+        """The tokens of forced bytes that the tokenizer would write whatever follows them.
+
+        before   the last tokens of the output
+        ahead    the mask behind what is written; None to give up
+        """
+        written = self.written(list(before), forced[:MOST_FORCED]) if forced else None
+        allowed = None if written is None else ahead(written)
+        return () if written is None or allowed is None else self.kept(written, allowed)
 
     def written(self, before: Sequence[int], forced: bytes) -> Written | None:
         """Forced bytes in tokens, after the last tokens `before` of the output.

@@ -3,7 +3,8 @@
 Owns   the seam to the grammar backends (`Matcher`) and the adapter to the one in use, llguidance
        (Microsoft; its token trie and its lazily derived automata do the work here).
 Holds  a token is in the mask if and only if the text so far and its bytes begin a text that the
-       constraint matches; a token without text - control tokens, end tokens - never is.
+       constraint matches; a token without text - control tokens, end tokens - never is, but for
+       those that stand for a text which the constraint itself has written out (`markers`).
 Used   by `core`, which asks for one mask a step and says which token was drawn.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -22,12 +23,10 @@ from numpy.typing import NDArray
 
 from structgen.errors import GenerationError
 from structgen.grammar.characters import LAST, Ranges, union
-from structgen.grammar.forced import CONTEXT, Encode, Spelling
+from structgen.grammar.forced import CONTEXT, Encode, Spelling, Written
 
 Mask = NDArray[np.int32]
 Derived = TypeVar("Derived")
-
-MOST_FORCED = 512  # bytes looked ahead at once
 
 # What one mask or one token may cost, because the event loop waits for it. The backend looks for
 # each item that it adds among those of its row, and a text that can be read in many ways makes the
@@ -106,6 +105,10 @@ def allow(row: Mask, tokens: Collection[int]) -> None:
             words[token >> 5] |= np.uint32(1 << (token & 31))
 
 
+def _has(row: Mask, token: int) -> bool:
+    return bool(int(row[token >> 5]) >> (token & 31) & 1)
+
+
 class Vocabulary:
     """The tokens of a model as the backend sees them; built once, then shared by all threads.
 
@@ -114,6 +117,8 @@ class Vocabulary:
     words     width of a mask
     text      the mask of all tokens that have a text
     spelled   the characters that there are tokens for: whoever begins one can finish it
+    markers   from spellings to control tokens that may stand for them, where a constraint has them
+    shown     the bytes that each token of an output under a constraint stands for
     """
 
     def __init__(
@@ -122,6 +127,8 @@ class Vocabulary:
         textless: Collection[int],
         size: int,
         encode: Encode | None = None,
+        *,
+        markers: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Index a vocabulary.
 
@@ -130,6 +137,7 @@ class Vocabulary:
                       tokens that end an output
         size          number of logits; ids from there on do not exist
         encode        the tokenizer's, for text inside of a text; without it nothing is forced
+        markers       some of the textless ones, by their spelling
         """
         tokens = [data if n not in textless else b"" for n, data in enumerate(token_bytes[:size])]
         tokens += [b""] * (size - len(tokens))
@@ -141,8 +149,13 @@ class Vocabulary:
         self.end = size
         self.spelled = _spelled(tokens)
         self._encode = encode
+        self.markers = {text: token for text, token in markers.items() if token < size}
+        self.shown: list[bytes] = list(token_bytes)
+        for spelling, token in self.markers.items():
+            tokens[token] = self.shown[token] = spelling.encode()
+        self._letters: dict[int, Letters] = {}
         self.backend = LLTokenizer(
-            TokenizerWrapper(_Tokens([*tokens, b""], self.end)),
+            TokenizerWrapper(_Tokens([*tokens, b""], self.end, self.markers.values())),
             n_vocab=size + 1,
             slices=list(_SLICES),
         )
@@ -166,6 +179,13 @@ class Vocabulary:
 
     def _spelling(self) -> Spelling | None:
         return None if self._encode is None else Spelling(self.tokens, self._encode)
+
+    def letters(self, marker: str) -> Letters:
+        """The tokens that a marker can be spelled with, letter by letter."""
+        token = self.markers[marker]
+        if token not in self._letters:
+            self._letters[token] = Letters(self.tokens, marker.encode(), token)
+        return self._letters[token]
 
     def at_hand(self, make: Callable[[Vocabulary], Derived]) -> Derived | None:
         """The same if it has been made already, None if not."""
@@ -200,22 +220,40 @@ class _Tokens:
 
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], end: int) -> None:
+    def __init__(self, tokens: list[bytes], end: int, markers: Collection[int]) -> None:
         self.tokens = tokens
         self.eos_token_id = end
-        self.special_token_ids = [end]
+        self.special_token_ids = [end, *markers]
 
     def __call__(self, text: bytes | str) -> list[int]:
         raise NotImplementedError("masks are made of bytes; nothing is to be tokenized")
 
 
+class Letters:
+    """The letters of a marker.
+
+    first   tokens that its text begins with, the shortest first
+    row     the marker, these, and tokens that begin with its text and go beyond
+    """
+
+    def __init__(self, tokens: Sequence[bytes], text: bytes, marker: int) -> None:
+        self.text = text
+        self.first = [token for token, data in enumerate(tokens) if data and text.startswith(data)]
+        self.first.sort(key=lambda token: len(tokens[token]))
+        beyond = [token for token, data in enumerate(tokens) if data.startswith(text)]
+        self.row: Mask = np.zeros(-(-len(tokens) // 32), np.int32)
+        allow(self.row, [marker, *self.first, *beyond])
+
+
 class GuidanceMatcher:
     """`Matcher` by llguidance."""
 
-    def __init__(self, state: LLMatcher, vocabulary: Vocabulary) -> None:
-        """`state` is this matcher's alone."""
-        self._state, self._vocabulary = state, vocabulary
+    def __init__(self, state: LLMatcher, vocabulary: Vocabulary, *, marked: bool = False) -> None:
+        """`state` is this matcher's alone; `marked`: its constraint has markers in it."""
+        self._state, self._vocabulary, self._marked = state, vocabulary, marked
+        self._markers = frozenset(vocabulary.markers.values()) if marked else frozenset[int]()
         self._row = np.zeros(-(-(vocabulary.size + 1) // 32), np.int32)
+        self._filled = False  # the row is that of the next token
         self._recent: deque[int] = deque(maxlen=CONTEXT)
         self._spelling = vocabulary.spelling
         self.words = vocabulary.words
@@ -226,14 +264,14 @@ class GuidanceMatcher:
         if self.finished:
             row[:] = 0
             return
-        self._compute(self._state)
+        if not self._filled:
+            self._compute(self._state)
         np.bitwise_and(self._row[: row.size], self._vocabulary.text, out=row)
 
     def accept(self, token: int) -> None:
         """See `Matcher`."""
-        if not self._state.consume_token(token):
-            raise self._failure(self._state)
-        self._recent.append(token)
+        self._consume([token])
+        self._remember(self._recent, (token,))
         self._look()
 
     def forced(self, limit: int) -> Sequence[int]:
@@ -241,20 +279,80 @@ class GuidanceMatcher:
         spelling = self._spelling
         if spelling is None or self.finished:
             return ()
-        data = self._state.compute_ff_bytes()[:MOST_FORCED]
-        written = spelling.written(list(self._recent), data) if data else None
-        if written is None:
-            return ()
+        if not self._marked:
+            data = self._state.compute_ff_bytes()
+            return spelling.certain(self._recent, data, self._ahead)[:limit]
+        found: list[int] = []
+        recent = self._recent.copy()
+        while len(found) < limit and not self._state.is_stopped():
+            data = self._state.compute_ff_bytes()
+            piece = spelling.certain(recent, data, self._ahead) if data else self._certain_marker()
+            if not piece:
+                break
+            self._consume(piece)
+            self._remember(recent, piece)
+            found += piece
+        self._take_back(len(found))
+        return found[:limit]
+
+    def _ahead(self, written: Written) -> Mask:
+        """The mask behind some text."""
         # There and back again: a copy of the state would have to derive anew what this one knows.
-        if not self._state.consume_tokens(list(written.ids)):
-            raise self._failure(self._state)
+        self._consume(written.ids)
         self._row[:] = 0
+        marker: Sequence[int] = ()
         if not self._state.is_stopped():
             self._compute(self._state)
-        if not self._state.rollback(len(written.ids)):
-            raise self._failure(self._state)
+            marker = self._certain_marker() if self._marked else ()
+        self._take_back(len(written.ids))
         allowed = self._row[: self._vocabulary.words] & self._vocabulary.text
-        return spelling.kept(written, allowed)[:limit]
+        if marker:
+            allowed[:] = 0  # no other token reaches over the border of one that is a text by itself
+        return allowed
+
+    def _certain_marker(self) -> Sequence[int]:
+        """The marker that is certain to come next, if its text is; none is taken."""
+        if self._state.is_accepting():
+            return ()
+        if not self._filled:
+            self._compute(self._state)
+        allowed = self._row[: self._vocabulary.words] & self._vocabulary.text
+        for spelling, marker in self._vocabulary.markers.items():
+            if not _has(allowed, marker):
+                continue
+            letters = self._vocabulary.letters(spelling)
+            if (allowed & ~letters.row).any():
+                return ()
+            first = next((token for token in letters.first if _has(allowed, token)), marker)
+            if first == marker or self._goes_on(first, letters.text):
+                return (marker,)
+        return ()
+
+    def _goes_on(self, first: int, text: bytes) -> bool:
+        """Whether a text is certain to be what its first token begins."""
+        rest = text[len(self._vocabulary.tokens[first]) :]
+        self._consume([first])
+        certain = self._state.compute_ff_bytes().startswith(rest)
+        self._take_back(1)
+        return certain
+
+    def _consume(self, tokens: Sequence[int]) -> None:
+        self._filled = False
+        if not self._state.consume_tokens(list(tokens)):
+            raise self._failure(self._state)
+
+    def _take_back(self, count: int) -> None:
+        self._filled = False
+        if count and not self._state.rollback(count):
+            raise self._failure(self._state)
+
+    def _remember(self, recent: deque[int], tokens: Sequence[int]) -> None:
+        """Add tokens to those that text behind them is encoded with: none before a marker is."""
+        for token in tokens:
+            if token in self._markers:
+                recent.clear()
+            else:
+                recent.append(token)
 
     def try_all(self, tokens: Sequence[int]) -> int:
         """Accept tokens for as long as they are allowed; how many were.
@@ -265,12 +363,13 @@ class GuidanceMatcher:
             if self.finished:
                 return count
             self._compute(self._state)  # with a mask, the backend counts its steps anew
+            self._filled = False
             taken = self._state.try_consume_tokens([token])
             if self._state.is_error():
                 raise self._failure(self._state)
             if not taken:
                 return count
-            self._recent.append(token)
+            self._remember(self._recent, (token,))
             self._look()
         return len(tokens)
 
@@ -278,6 +377,7 @@ class GuidanceMatcher:
         state.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
         if state.is_error():
             raise self._failure(state)
+        self._filled = True
 
     def _look(self) -> None:
         self.complete: bool = self._state.is_accepting()

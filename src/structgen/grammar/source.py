@@ -42,6 +42,7 @@ class Source(msgspec.Struct, frozen=True):
                None where only llguidance's is
     separators see `JsonSchema`
     judge      checks the whole text in the end; None where the mask alone is exact
+    marked     it has control tokens in it; see `Vocabulary.markers`
     unmasked   what only the judge enforces, as "path: keyword"
     captures   names of what is captured, in order
     finder     finds that in a whole text; None where nothing is captured
@@ -53,6 +54,7 @@ class Source(msgspec.Struct, frozen=True):
     closed: str | None = None
     separators: tuple[str, str] | None = None
     judge: Judge | None = None
+    marked: bool = False
     unmasked: tuple[str, ...] = ()
     captures: tuple[str, ...] = ()
     finder: Finder | None = None

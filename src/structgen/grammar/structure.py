@@ -2,13 +2,16 @@
 
 Owns   what a term means: how free text ends, and where JSON may stand.
 Holds  a text fits if and only if it is made of texts that fit the parts, joined as the term says;
-       where one part ends and the next begins makes no difference to the mask.
+       where one part ends and the next begins makes no difference to the mask. Where a fixed text
+       has a control token of the model in it, such as `<tool_call>`, that token stands for it;
+       nowhere else does one.
 Used   by `compiler`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -27,6 +30,7 @@ from structgen.grammar.form.tree import (
     BLANK,
     MOST_REPEATS,
     Form,
+    Marker,
     Rule,
     Text,
     Until,
@@ -69,11 +73,11 @@ def source_of(constraint: Structure, vocabulary: Vocabulary) -> Source:
     term = constraint.term
     check(term)
     name = f"term {term!r:.200}"
-    forms = _Forms(vocabulary.spelled, name)
+    forms = _Forms(vocabulary.spelled, name, vocabulary.markers)
     rules = forms.rules_of(term, last=True)
     if rules[""] == BLANK or not speaks(rules, ""):
         raise ConstraintError(f"{name}: it is the empty text only; write what is to be generated")
-    found = Source(name, lark_of(rules, "", name), sample_of(rules, ""))
+    found = Source(name, lark_of(rules, "", name), sample_of(rules, ""), marked=forms.marked)
     inner = bare(term)
     if isinstance(inner, Pattern):
         found = _alone(found, from_regex(inner.regex, vocabulary.spelled))
@@ -82,7 +86,7 @@ def source_of(constraint: Structure, vocabulary: Vocabulary) -> Source:
         return found
     values = tuple(forms.values.values())
     judges = {each: value.judge for each, value in forms.values.items()}
-    reading = reading_of(term, forms.lark, judges, name)
+    reading = reading_of(term, _Forms(vocabulary.spelled, name).lark, judges, name)
     return msgspec.structs.replace(
         found,
         closed=values[0].closed if isinstance(inner, Json) else None,
@@ -108,10 +112,17 @@ class _Forms:
     """Terms as forms.
 
     values   the schemas in it
+    marked   there are control tokens in it
     """
 
-    def __init__(self, spelled: Ranges, name: str) -> None:
-        self._spelled, self._name = spelled, name
+    def __init__(
+        self, spelled: Ranges, name: str, markers: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """`markers`: from the spelling of control tokens to their ids."""
+        self._spelled, self._name, self._markers = spelled, name, markers
+        longest_first = sorted(markers, key=len, reverse=True)
+        self._marker = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self.marked = False
         self._rules: dict[str, Form] = {}
         self.values: dict[Json, Relaxed] = {}
         self._grammars: dict[Rules, str] = {}
@@ -161,7 +172,15 @@ class _Forms:
                     f"literal {text!r:.80}: it has {character!r}, which the model has no tokens "
                     "for, or which is half of a surrogate pair; leave it out"
                 )
-        return Text(text) if text else BLANK
+        found: list[Form] = []
+        at = 0
+        for match in self._marker.finditer(text):
+            self.marked = True
+            marker = Marker(match[0], self._markers[match[0]])
+            # Whoever reads a text, and a model without the habit, has it letter by letter.
+            found += [_text(text[at : match.start()]), either([marker, Text(match[0])])]
+            at = match.end()
+        return join([*found, _text(text[at:])])
 
     def _json(self, term: Json) -> Form:
         if term not in self.values:
@@ -197,7 +216,13 @@ class _Forms:
     def _free(self, until: Sequence[str], ending: str | None, *, last: bool) -> Form:
         strings = tuple(dict.fromkeys(until))
         if ending is not None:
-            return Until(strings, ending, self._spelled)
+            spelled = Until(strings, ending, self._spelled)
+            if (match := self._marker.match(ending)) is None:
+                return spelled
+            self.marked = True
+            marker = Marker(match[0], self._markers[match[0]])
+            free = Without(strings, self._spelled)
+            return either([spelled, join([free, marker, self._fixed(ending[match.end() :])])])
         if not last:
             raise ConstraintError(
                 f"{self._name}: a text without an end stands before something else; give "
@@ -271,6 +296,10 @@ class _Forms:
             f"{self._name}: text(until=...) ends before {ends}, but is followed by {first!r:.80}; "
             "write a fixed text that begins with such a string right after it"
         )
+
+
+def _text(text: str) -> Form:
+    return Text(text) if text else BLANK
 
 
 # ---------------------------------------------------------------- JSON

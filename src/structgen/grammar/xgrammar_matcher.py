@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from structgen.errors import ConstraintError, GenerationError
-from structgen.grammar.forced import CONTEXT
-from structgen.grammar.matcher import MOST_FORCED, Mask, Vocabulary
+from structgen.grammar.forced import CONTEXT, Written
+from structgen.grammar.matcher import Mask, Vocabulary
 
 MOST_SPACES = 2  # characters of white space between tokens, as in `schema`
 
@@ -108,19 +108,19 @@ class XgrammarMatcher:
 
     def forced(self, limit: int) -> Sequence[int]:
         """See `Matcher`."""
-        spelling = self._spelling
-        if spelling is None or self.complete:
+        if self._spelling is None or self.complete:
             return ()
-        data = self._state.find_jump_forward_string().encode()[:MOST_FORCED]
-        written = spelling.written(list(self._recent), data) if data else None
-        if written is None:
-            return ()
+        data = self._state.find_jump_forward_string().encode()
+        return self._spelling.certain(self._recent, data, self._ahead)[:limit]
+
+    def _ahead(self, written: Written) -> Mask | None:
+        """The mask behind some text."""
         ahead = self._state.fork()
         if not ahead.accept_string(written.text):
-            return ()
+            return None
         allowed = np.zeros(self.words, np.int32)
         self._compute(ahead, allowed, half=False)
-        return spelling.kept(written, allowed)[:limit]
+        return allowed
 
     def try_all(self, tokens: Sequence[int]) -> int:
         """Accept tokens for as long as they are allowed; how many were."""

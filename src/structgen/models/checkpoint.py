@@ -8,6 +8,7 @@ Used   by the engine, in a thread: opening reads files, but no tensor.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,13 @@ from structgen.models.safetensors_file import SafetensorsSource
 from structgen.models.template import Template, TemplateChat
 from structgen.models.tensors import BlockWeight, DenseWeight, TensorSource
 from structgen.models.tokenizer import Tokenizer
-from structgen.request import Text
+from structgen.request import Control, Text
 from structgen.sampling import ModelDefaults
 
 __all__ = ["BlockWeight", "Checkpoint", "DenseWeight", "TensorSource", "open_checkpoint"]
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_TAG = re.compile(r"[<\[◁]/?(?!assistant|model|bot)\w+[>\]▷]")
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -51,6 +53,24 @@ class Checkpoint(msgspec.Struct, frozen=True):
     chat: Chat | None
     source: TensorSource
     dtype: str
+
+    @property
+    def markers(self) -> dict[str, int]:
+        """Control tokens that may stand for their spelling in an output that asks for it.
+
+        The template writes them, and not around turns: `<tool_call>`, `<think>`. None ends an
+        output, or begins a turn.
+        """
+        if not isinstance(self.chat, TemplateChat):
+            return {}
+        tokenizer = self.tokenizer
+        written = "\0".join(self.chat.template.literals)
+        kept = _around_turns(tokenizer, self.chat) | set(self.defaults.end_ids)
+        return {
+            spelling: token
+            for spelling, token in tokenizer.whole_controls.items()
+            if spelling in written and token not in kept and token != tokenizer.start_id
+        }
 
 
 def open_checkpoint(path: Path, *, chat_template: Path | None = None) -> Checkpoint:
@@ -260,6 +280,25 @@ def _ends_of_turn(tokenizer: Tokenizer, chat: Chat | None) -> Iterable[int]:
     controls = [section for section in sections if isinstance(section, int)]
     if len(controls) == 1 and sections[0] == controls[0]:
         yield controls[0]
+
+
+def _around_turns(tokenizer: Tokenizer, chat: Chat) -> set[int]:
+    """The control tokens that stand around what somebody says."""
+    user, opened = Turn("user", (Text("a"),)), Turn("assistant", (), open=True)
+    found: set[int] = set()
+    for turns in ([user], [Turn("system", (Text("b"),)), user], [user, opened]):
+        try:
+            parts = chat.render(turns).parts
+        except TemplateError:
+            continue
+        markup = "".join(part.text for part in parts if isinstance(part, Control))
+        ids = {section for section in tokenizer.sections(markup) if isinstance(section, int)}
+        if opened in turns:  # with it, a reasoning may be opened, too
+            ids -= {
+                token for text, token in tokenizer.whole_controls.items() if _TAG.fullmatch(text)
+            }
+        found |= ids
+    return found
 
 
 def _ids(value: object) -> list[int]:

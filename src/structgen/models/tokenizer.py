@@ -121,6 +121,12 @@ class Tokenizer:
         """How the control tokens are spelled, longest first."""
         return tuple(sorted(self._controls, key=len, reverse=True))
 
+    @property
+    def whole_controls(self) -> dict[str, int]:
+        """The control tokens that are their spelling and nothing around it, by that spelling."""
+        controls = self._controls.values()
+        return {each.content: each.id for each in controls if not (each.lstrip or each.rstrip)}
+
     # ---------------------------------------------------------------- text to ids
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from structgen.errors import ConstraintError, OptionError, UnsupportedError
+from structgen.errors import ConstraintError, UnsupportedError
 from structgen.grammar.automaton import automaton_of
 from structgen.grammar.compiler import Grammar, compile_constraint
 from structgen.grammar.matcher import byte_vocabulary
-from structgen.options import in_words
+from structgen.options import check_bound, in_words
 from structgen.request import Constraint, Request
 
 MOST_KEPT = 128  # grammars
@@ -87,8 +87,7 @@ def course_of(request: Request) -> Course | None:
     if request.want.prompt_logprobs is not None:
         raise UnsupportedError("the scripted backend has no log-probabilities of prompts")
     course = None if request.constraint is None else Course(request.constraint)
-    if course is not None and request.sampling.max_tokens == 0:
-        raise OptionError("max_tokens", "it is 0, and an output that meets a constraint has tokens")
+    check_bound(request)
     if request.sampling.stop_regex:
         automaton_of(request.sampling.stop_regex)
     return course

@@ -14,6 +14,7 @@ from structgen.grammar.form.tree import (
     Either,
     Form,
     Join,
+    Marker,
     Repeat,
     Rule,
     Text,
@@ -94,7 +95,7 @@ def _shortest(form: Form, known: Mapping[str, float]) -> float:
             return min((_shortest(option, known) for option in options), default=math.inf)
         case Repeat(part, least):
             return least * _shortest(part, known) if least else 0
-        case Text(text) | Until(_, text):
+        case Text(text) | Marker(text) | Until(_, text):
             return len(text)
         case _:
             return 1
@@ -152,7 +153,7 @@ def _pieces(rules: Mapping[str, Form], start: str) -> Iterator[str]:
 
 def _piece(form: Form) -> str:
     match form:
-        case Text(text) | Until(_, text):
+        case Text(text) | Marker(text) | Until(_, text):
             return text
         case Chars(ranges):
             return chr(ranges[0][0])

@@ -28,6 +28,7 @@ from structgen.grammar.form.tree import (
     Either,
     Form,
     Join,
+    Marker,
     Repeat,
     Rule,
     Text,
@@ -38,6 +39,7 @@ from structgen.grammar.form.tree import (
 
 MOST_COPIES = 16  # of a counted part that are followed one by one
 MOST_COPIED = 256  # states that they may take
+_NO_TEXT = 1 << 0xFF  # as bits: what the backend has control tokens begin with
 
 Places = tuple[int, ...]
 
@@ -103,8 +105,11 @@ class Lexemes:
         key = (one, other)
         found = self._meetings.get(key)
         if found is None:
-            if _are_apart(self._forms[one], self._forms[other]):
+            forms = self._forms[one], self._forms[other]
+            if _are_apart(*forms):
                 found = Meeting(together=False, beyond=0)
+            elif isinstance(forms[0], Text) and isinstance(forms[1], Text):
+                found = _met_texts(forms[0].text, forms[1].text)
             else:
                 found = _met(self._automata[one], self._automata[other])
             self._meetings[key] = found
@@ -124,6 +129,12 @@ def _are_apart(one: Form, other: Form) -> bool:
         and one.strings == other.strings
         and one != other
     )
+
+
+def _met_texts(one: str, other: str) -> Meeting:
+    """The same of two fixed texts, of which a term with many tags or tools has many pairs."""
+    goes_on = len(other) > len(one) and other.startswith(one)
+    return Meeting(one == other, 1 << _lead(ord(other[len(one)])) if goes_on else 0)
 
 
 def _met(one: _Automaton, other: _Automaton) -> Meeting:
@@ -225,8 +236,8 @@ class _Automaton:
                 found = self._searching(strings, ending, among)
             case Without(strings, among):
                 found = self._searching(strings, None, among)
-            case Value(_, begins):  # how it goes on is not looked at
-                self.begins |= begins
+            case Value() | Marker():  # how it goes on is not looked at
+                self.begins |= form.leads if isinstance(form, Value) else _NO_TEXT
             case Rule():
                 raise AssertionError(form)
         return found

@@ -27,6 +27,7 @@ from structgen.grammar.form.tree import (
     Either,
     Form,
     Join,
+    Marker,
     Repeat,
     Rule,
     Text,
@@ -296,8 +297,8 @@ def _is_lexeme(form: Form) -> bool:
 
 
 def _measured(form: Form) -> _Measure | None:
-    """How large a form is; None if a rule or a JSON value is in it."""
-    if isinstance(form, Rule | Value):
+    """How large a form is; None if a rule, a JSON value or a control token is in it."""
+    if isinstance(form, Rule | Value | Marker):
         return None
     if isinstance(form, Until | Without):
         return _Measure(1 + sum(map(len, form.strings)), 1)

@@ -30,6 +30,13 @@ class Text(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
+class Marker(msgspec.Struct, frozen=True, gc=False):
+    """One control token of the model, which stands for these characters."""
+
+    text: str
+    token: int
+
+
 class Join(msgspec.Struct, frozen=True):
     """One part after the other; of no parts: the empty text."""
 
@@ -87,7 +94,7 @@ class Value(msgspec.Struct, frozen=True):
     numeric: bool
 
 
-Form = Chars | Text | Join | Either | Repeat | Rule | Until | Without | Value
+Form = Chars | Text | Marker | Join | Either | Repeat | Rule | Until | Without | Value
 BLANK = Join()
 VOID = Either()
 

@@ -16,6 +16,7 @@ from structgen.grammar.form.tree import (
     Either,
     Form,
     Join,
+    Marker,
     Repeat,
     Rule,
     Text,
@@ -42,7 +43,8 @@ def _part(part: Part, names: Mapping[str, str], terminals: dict[Form, str]) -> s
             return names[name]
         case Lexeme(form):
             letter = "v" if isinstance(form, Value) else "T"
-            return terminals.setdefault(form, f"{letter}{len(terminals)}")
+            token = f"<[{form.token}]>" if isinstance(form, Marker) else ""
+            return token or terminals.setdefault(form, f"{letter}{len(terminals)}")
         case Option(inner):
             return f"({_part(inner, names, terminals)}?)"
         case Row(parts):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from structgen.grammar.schema.keywords import Json
@@ -16,7 +17,7 @@ class DuplicateKeyError(Exception):
     """An object has a key twice; it is the first argument."""
 
 
-def loads(text: str, *, parse_float: Callable[[str], float] = float) -> Json:
+def loads(text: str, *, parse_float: Callable[[str], float | Decimal] = float) -> Json:
     """The value of a JSON text.
 
     Raises `DuplicateKeyError`, and `ValueError` or `RecursionError` for what is no JSON: Python's
