@@ -176,11 +176,16 @@ class _Schemas:
                 elif field in bounds:
                     _narrow(schema, bounds[field])
 
-    def add(self, name: str, schema: Json, under: str) -> Json:
-        """Give a schema that was made elsewhere a name; its own definitions stand `under` one."""
-        schema = _moved(schema, f"{under}.")
+    def add(self, program: str, part: str, schema: Json) -> Json:
+        """Give a schema of a program a name, and names to its own definitions.
+
+        The types of its arguments and of its value may be called alike, or like the part.
+        """
+        name = _ascii(f"{program}.{part}")
+        names = {each: _ascii(f"{name}.{each}") for each in schema.get("$defs", ())}
+        schema = _moved(schema, names)
         for each, inner in schema.pop("$defs", {}).items():
-            self.components[f"{under}.{each}"] = inner
+            self.components[names[each]] = inner
         self.components[name] = schema
         return {"$ref": _REFERENCE.format(name=name)}
 
@@ -288,16 +293,16 @@ def _of_program(endpoint: Endpoint, route: Described, schemas: _Schemas) -> tupl
     """Body and answer of one program."""
     name, parameters = endpoint.name, dict(endpoint.parameters)
     body, result = schemas.whole(route.takes), schemas.whole(route.answers)
-    body["properties"]["arguments"] = schemas.add(f"{name}.Arguments", parameters, name)
+    body["properties"]["arguments"] = schemas.add(name, "Arguments", parameters)
     if parameters.get("required"):
         body["required"] = ["arguments"]
     if endpoint.returns is not None:
         returns = dict(endpoint.returns)
-        result["properties"]["value"] = schemas.add(f"{name}.Value", returns, name)
+        result["properties"]["value"] = schemas.add(name, "Value", returns)
     # Both are made of parts that refer to the document already, and have no definitions.
     return (
-        schemas.add(f"{name}.Body", {**body, "title": f"{name}.Body"}, name),
-        schemas.add(f"{name}.Result", {**result, "title": f"{name}.Result"}, name),
+        schemas.add(name, "Body", {**body, "title": f"{name}.Body"}),
+        schemas.add(name, "Result", {**result, "title": f"{name}.Result"}),
     )
 
 
@@ -332,11 +337,28 @@ def _narrow(schema: Json, bounds: Mapping[str, Any]) -> None:
             _narrow(each["items"], bounds)
 
 
-def _moved(schema: Json, prefix: str) -> Json:
-    """A schema whose own definitions have been moved to the document's, under a prefix."""
+def _moved(schema: Json, names: Mapping[str, str]) -> Json:
+    """A schema that refers to the document's schemas of these names for its own definitions."""
     schema = copy.deepcopy(schema)
+    moved = {f"#/$defs/{each}": _REFERENCE.format(name=name) for each, name in names.items()}
     for each in _references(schema):
-        if (reference := str(each["$ref"])).startswith("#/$defs/"):
-            name = prefix + reference.removeprefix("#/$defs/")
-            each["$ref"] = _REFERENCE.format(name=name)
+        each["$ref"] = moved.get(each["$ref"], each["$ref"])
+    for each in _mappings(schema):
+        each |= {tag: moved.get(place, place) for tag, place in each.items()}
     return schema
+
+
+def _mappings(schema: object) -> Iterable[Json]:
+    """From tags of unions to the schemas that these stand for, at any depth."""
+    if isinstance(schema, dict):
+        if isinstance(told := schema.get("discriminator"), dict) and "mapping" in told:
+            yield told["mapping"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _mappings(each)
+
+
+def _ascii(name: str) -> str:
+    """A name as OpenAPI has them; no two of Python's become one."""
+    return re.sub(r"[^\w.]|[^\x00-\x7f]", lambda found: f"-{ord(found[0]):x}-", name)
