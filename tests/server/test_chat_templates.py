@@ -59,3 +59,46 @@ class TestATemplateThatRefuses:
             assert answer.status == 400
             assert "begin by a rule" in answer.error["message"]
             assert answer.error["param"] == "messages"
+
+
+THINKING = (
+    "{% if enable_thinking is defined and enable_thinking %}{{ 1 + enable_thinking }}{% endif %}"
+    "{% if level is defined and level > 3 %}{{ raise_exception('no such level') }}{% endif %}"
+)
+
+
+class TestVariablesThatBreakATemplate:
+    @pytest.mark.parametrize(
+        ("variables", "said"),
+        [
+            ({"enable_thinking": "yes"}, "the chat template fails: unsupported operand type"),
+            ({"enable_thinking": [1]}, "the chat template fails: "),
+            ({"level": 5}, "chat_template_kwargs: no such level"),
+            ({"level": "a"}, "the chat template fails: '>' not supported between"),
+            ({"levle": 1}, "does not read the variable 'levle' (did you mean level?)"),
+        ],
+    )
+    async def test_are_to_blame(
+        self, serve: Serve, tmp_path: Path, variables: dict[str, object], said: str
+    ) -> None:
+        file = tmp_path / "thinking.jinja"
+        file.write_text(THINKING + BARE)
+        async with serve(chat_template=file) as served:
+            answer = await served.post(CHAT, {**HI, "chat_template_kwargs": variables})
+            fine = await served.post(CHAT, {**HI, "chat_template_kwargs": {"level": 1}})
+
+        assert (answer.status, answer.error["param"]) == (400, "chat_template_kwargs")
+        assert said in answer.error["message"]
+        assert "thinking.jinja" not in answer.error["message"], "a path of the server's machine"
+        assert fine.status == 200
+
+    async def test_are_not_to_blame_for_messages_that_it_refuses_anyhow(
+        self, serve: Serve, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "thinking.jinja"
+        file.write_text(REFUSING + THINKING + BARE)
+        async with serve(chat_template=file) as served:
+            answer = await served.post(CHAT, {**HI, "chat_template_kwargs": {"level": 1}})
+
+        assert (answer.status, answer.error["param"]) == (400, "messages")
+        assert "begin by a rule" in answer.error["message"]

@@ -215,6 +215,28 @@ class TestAnEcho:
         assert values[len(PROMPT) :] == pytest.approx(drawn, abs=1e-4)
         assert {len(values) for values in logprobs.values()} == {len(PROMPT) + len(drawn)}
 
+    async def test_scores_a_prompt_once_for_all_of_its_choices(self, serve: Serve) -> None:
+        prompts = ["the quick brown fox " * 20, "jumps over the lazy dog " * 20]
+        body = {**GREEDY, "prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": 2, "n": 5}
+        async with serve() as served:
+            answer = await served.post(PATH, body)
+            first = served.engine.statistics().prefilled_tokens
+            streamed = await served.post(PATH, {**body, "stream": True})
+
+        choices = answer.json["choices"]
+        length = sum(map(len, prompts))
+        assert length <= first <= length + 2 * len(choices), "the last token is computed for each"
+        for number, choice in enumerate(choices):
+            leader, size = choices[number - number % 5], len(prompts[number // 5])
+            assert choice["text"] == leader["text"]
+            for name, values in choice["logprobs"].items():
+                assert values[:size] == leader["logprobs"][name][:size]
+                assert len(values) == size + 2
+        told = joined(streamed.chunks)
+        assert [told[n]["logprobs"]["tokens"] for n in range(10)] == [
+            choice["logprobs"]["tokens"] for choice in choices
+        ]
+
     async def test_may_be_all_there_is(self, serve: Serve) -> None:
         body = {**GREEDY, "max_tokens": 0, "echo": True, "logprobs": 1}
         async with serve() as served:

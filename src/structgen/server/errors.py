@@ -177,7 +177,8 @@ def of_validation(error: Exception, known: Iterable[str] = (), under: str = "") 
 
     known   the fields that it may have at the top
     """
-    message, path, top = str(error), under, True
+    # Whole numbers may be written as 16.0; of that, users need not be told.
+    message, path, top = str(error).replace("int | float", "int"), under, True
     if place := _PLACE.search(message):
         message, top = message[: place.start()], not place["path"]
         path = ".".join(each for each in (under, place["path"]) if each)

@@ -2,7 +2,7 @@
 
 Owns   what a route says of itself, `Described`, and how that is written in OpenAPI 3.1.
 Holds  schemas are those of the types that bodies are read into and answers are made of; what the
-       types do not state stands in two tables. Each program is a path of its own.
+       types do not state stands in `openai/bounds`. Each program is a path of its own.
 Used   by `routes`.
 """
 
@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from structgen.sampling import INT32_MAX, LEAST_REPETITION
 from structgen.server.call import Access, Route
 from structgen.server.endpoint import Endpoint
+from structgen.server.openai.bounds import bound
+from structgen.server.openai.examples import example_of_program, examples
 from structgen.server.openai.replies import ErrorReply
 from structgen.server.service import Service
 
@@ -26,58 +27,6 @@ Json = dict[str, Any]
 VERSION = "1.0.0"  # of what the document describes, not of the package
 _REFERENCE = "#/components/schemas/{name}"
 _PROGRAM = "/v1/programs/{name}"
-_TEXT = {"type": "string", "minLength": 1}
-_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-# What bodies are held to beyond their types, by the name of the field.
-_BOUNDS: Mapping[str, Mapping[str, Any]] = {
-    "best_of": {"minimum": 1},
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "logit_bias": {"propertyNames": {"pattern": "^[0-9]{1,9}$"}},
-    "logprobs": {"minimum": 0, "maximum": 20},
-    "max_completion_tokens": {"minimum": 1},
-    "max_tokens": {"minimum": 0},
-    "messages": {"minItems": 1},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "min_tokens": {"minimum": 0},
-    "n": {"minimum": 1},
-    "presence_penalty": {"minimum": -2, "maximum": 2},
-    "priority": {"minimum": -INT32_MAX, "maximum": INT32_MAX},
-    "repetition_penalty": {"minimum": LEAST_REPETITION},
-    "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-    "seconds": {"exclusiveMinimum": 0, "maximum": 1e9},
-    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
-    "stop": {"minLength": 1},
-    "stop_regex": {"minLength": 1},
-    "stop_token_ids": {"minimum": 0},
-    "temperature": {"minimum": 0},
-    "tokens": {"minimum": 1},
-    "top_k": {"minimum": 0, "maximum": INT32_MAX},
-    "top_logprobs": {"minimum": 0, "maximum": 20},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-}
-_KINDS = {
-    **dict.fromkeys(("enum", "minLength"), ("string",)),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum"), ("integer", "number")),
-    "minItems": ("array",),
-    "propertyNames": ("object",),
-}
-# What some types do not say at all.
-_TYPES: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("ChatMessage", "audio"): {"type": "null"},
-    ("ChatMessage", "function_call"): {"type": "null"},
-    ("CompletionBody", "prompt"): {
-        "anyOf": [
-            _TEXT,
-            {"type": "array", "minItems": 1, "items": _TEXT},
-            _IDS,
-            {"type": "array", "minItems": 1, "items": _IDS},
-        ]
-    },
-    ("ContentPart", "type"): {"enum": ["text", "input_text", "output_text", "refusal"]},
-    ("ProgramOptions", "seed"): {"type": ["integer", "null"], "minimum": 0, "maximum": 2**63 - 1},
-    ("ResponseFormat", "type"): {"enum": ["text", "json_object", "json_schema", "structural_tag"]},
-    ("ToolSpec", "type"): {"enum": ["function"]},
-}
 _ERRORS = {
     "400": "The body is no JSON, or something in it cannot be served: `param` names the field",
     "401": "The API key is missing or wrong",
@@ -141,7 +90,7 @@ class _Schemas:
             types += [each for each in (route.takes, route.answers, route.events) if each]
         found, self.components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
         self._of = {_key(type_): schema for type_, schema in zip(types, found, strict=True)}
-        self._bound(self.named(routes), service)
+        bound(self.components, self.named(routes), service)
 
     def of(self, type_: object) -> Json:
         """The schema of a type that a route has: most often a reference."""
@@ -162,19 +111,6 @@ class _Schemas:
                 found.add(name)
                 waiting += [_name(each) for each in _references(self.components[name])]
         return found
-
-    def _bound(self, names: Iterable[str], service: Service) -> None:
-        """Write down what bodies are held to beyond their types."""
-        bounds = {**_BOUNDS, "n": {"minimum": 1, "maximum": service.config.max_choices}}
-        bounds["model"] = {"enum": list(service.names)}
-        for name in names:
-            for field, schema in self.components[name].get("properties", {}).items():
-                if (type_ := _TYPES.get((name, field))) is not None:
-                    schema.pop("type", None)
-                    schema.pop("anyOf", None)
-                    schema.update(type_)
-                elif field in bounds:
-                    _narrow(schema, bounds[field])
 
     def add(self, program: str, part: str, schema: Json) -> Json:
         """Give a schema of a program a name, and names to its own definitions.
@@ -205,7 +141,8 @@ def _operations(
         own = path.replace("{name}", endpoint.name)
         operation = _operation(route, own, schemas, service)
         body, result = _of_program(endpoint, route, schemas)
-        operation["requestBody"]["content"]["application/json"]["schema"] = body
+        content = {"schema": body, **example_of_program(endpoint.parameters)}
+        operation["requestBody"]["content"]["application/json"] = content
         operation["responses"]["200"]["content"] = {
             **_json(result),
             **_events(result, schemas.of(route.events), schemas.of(ErrorReply)),
@@ -231,7 +168,8 @@ def _operation(route: Described, path: str, schemas: _Schemas, service: Service)
             for name in names
         ]
     if route.takes is not None:
-        body = {"required": True, "content": _json(schemas.of(route.takes))}
+        content = {"schema": schemas.of(route.takes), **examples(path, service)}
+        body = {"required": True, "content": {"application/json": content}}
         operation["requestBody"] = body
     if "401" in operation["responses"]:
         operation["security"] = [{"key": []}]
@@ -327,14 +265,6 @@ def _references(schema: object) -> Iterable[Json]:
     if isinstance(schema, list):
         for each in schema:
             yield from _references(each)
-
-
-def _narrow(schema: Json, bounds: Mapping[str, Any]) -> None:
-    """Add bounds to a schema of one value or of several, which may also be null."""
-    for each in schema.get("anyOf", [schema]):
-        each |= {word: of for word, of in bounds.items() if each.get("type") in _KINDS[word]}
-        if "items" in each:
-            _narrow(each["items"], bounds)
 
 
 def _moved(schema: Json, names: Mapping[str, str]) -> Json:

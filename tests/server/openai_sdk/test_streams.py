@@ -84,6 +84,37 @@ class TestAStream:
             [entry.logprob for entry in wanted], abs=1e-3
         )
 
+    async def test_has_every_field_of_an_event_where_all_is_asked_for(
+        self, client: AsyncOpenAI
+    ) -> None:
+        """Several choices, log-probabilities and the usage: the client refuses what is amiss."""
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=HI,
+            n=2,
+            logprobs=True,
+            top_logprobs=2,
+            max_tokens=4,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=ENDLESS,
+        )
+        *chunks, last = [chunk async for chunk in stream]
+
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        for index in range(2):
+            first, *others = [choice for choice in choices if choice.index == index]
+            assert (first.delta.role, first.delta.content is None) == ("assistant", False)
+            assert {choice.delta.role for choice in others} == {None}
+            ends = [choice.finish_reason for choice in (first, *others)]
+            assert ends == [None] * len(others) + ["length"]
+        logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
+        assert sum(len(each.content or ()) for each in logprobs) == 8
+        assert all(each.refusal is None and "refusal" in each.model_fields_set for each in logprobs)
+        assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
+        assert all("usage" in chunk.model_fields_set for chunk in chunks)
+        assert (last.choices, last.usage is None) == ([], False)
+
     async def test_feeds_the_events_that_the_package_makes_of_it(self, client: AsyncOpenAI) -> None:
         deltas, done = [], []
         async with client.chat.completions.stream(
