@@ -36,8 +36,10 @@ def server(
     folder = tmp_path_factory.mktemp("server")
     # The suite sets no limit and no temperature, and a small model may go on and on: with this seed
     # all its answers are short, in whatever order they are asked for.
-    flags = ("--served-model-name", "smol", "--max-model-len", "512", "--seed", "1")
-    flags += ("--dtype", "float32")
+    flags = (
+        *("--served-model-name", "smol", "--dtype", "float32", "--max-model-len", "512"),
+        *("--seed", "1"),
+    )
     with server_process(default_model, folder, *flags) as process:
         yield process
 

@@ -156,8 +156,8 @@ class TestAStreamOfWhatComputesNothing:
         @program
         async def odd(s: State) -> object:
             s += "a"
-            lost = asyncio.sleep(0)
-            return [await lost, 1j] if awaited else lost
+            lost = asyncio.sleep(0, 1j)
+            return await lost if awaited else lost
 
         async with serve(programs=[odd]) as served:
             answer = await served.post("/v1/programs/odd", {"stream": True})

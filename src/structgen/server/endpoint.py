@@ -61,8 +61,8 @@ class Endpoint(msgspec.Struct, frozen=True):
             if str(error).startswith(_NO_CHOICE):
                 self._require_choices(data)
             raise
-        for error in self._faults(data):
-            raise ValueError(f"{error.message} - at `${_place(error.instance_path)}`")
+        for fault in self._faults(data):
+            raise ValueError(f"{fault.message} - at `${_place(fault.instance_path)}`")
         return found
 
     def _faults(self, data: bytes) -> Iterator[jsonschema_rs.ValidationError]:
@@ -71,13 +71,15 @@ class Endpoint(msgspec.Struct, frozen=True):
     def _require_choices(self, data: bytes) -> None:
         """Raise `ValueError`, which lists the choices, for a value that is none of them."""
         faults = [each for fault in self._faults(data) for each in _innermost(fault)]
-        found = [each for each in faults if isinstance(each.kind, _Kind.Enum)]
+        found = [
+            (each.instance_path, each.instance, each.kind.options)
+            for each in faults
+            if isinstance(each.kind, _Kind.Enum)
+        ]
         if not found:
             return
-        place, value = found[0].instance_path, found[0].instance
-        choices = [
-            choice for each in found if each.instance_path == place for choice in each.kind.options
-        ]
+        place, value, _ = found[0]
+        choices = [choice for where, _, options in found if where == place for choice in options]
         raise ValueError(
             f"{json.dumps(value, ensure_ascii=False):.80} is none of the choices: "
             f"{_listed(choices)} - at `${_place(place)}`"

@@ -62,8 +62,10 @@ ProgramEvent = (
     | VariableSet
 )
 # What does not show yet that anything was computed.
-_OPENING = (RunStarted, ProgramEntered, BranchOpened, BranchClosed, CallStarted)
-_OPENING += (ProgramLeft, RunEnded)
+_OPENING = (
+    *(RunStarted, ProgramEntered, BranchOpened, BranchClosed, CallStarted),
+    *(ProgramLeft, RunEnded),
+)
 _TURN = 0.005  # seconds of sending after which others have their turn
 N = TypeVar("N", int, float)
 _log = logging.getLogger("structgen.server")
