@@ -83,7 +83,8 @@ FAULTS = {
         "(position + 1) //",
         "(position + count) //",
     ),
-    "a window does not end whole blocks": (extend, "tl.maximum(end - window, 0)", "0"),
+    "a tile's window is a token too long": (extend, "high_m - window if", "high_m - window - 1 if"),
+    "a tile in a window has no window": (extend, "high_m - window if", "high_m * 0 if"),
     "a tile ends before its last row": (extend, "end = position + count", "end = position + 1"),
 }
 # The weights of these keys are set to zero afterwards, whatever the product with them was.

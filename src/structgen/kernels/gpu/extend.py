@@ -27,14 +27,12 @@ from structgen.kernels.gpu.block import (
 )
 from structgen.kernels.gpu.config import Config
 
-UNLIMITED = 1 << 30  # a window that cuts nothing
-
 
 @triton.jit
 def _extend(
     q, k, v, out, table, tiles, window, scale_log2, stride_qt, stride_qh, stride_k, stride_v,
     stride_out, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # One program per tile and key/value head.
     tile = tiles + tl.program_id(0) * 5
@@ -52,25 +50,22 @@ def _extend(
     d = tl.arange(0, D)
     row = (first + token).to(tl.int64)
     high_m = position + token + 1
-    low_m = high_m - window
+    low_m = high_m - window if WINDOWED else high_m * 0
     at_q = q + row[:, None] * stride_qt + head[:, None] * stride_qh + d[None, :]
     q_md = tl.load(at_q, mask=live[:, None], other=0.0)
 
     acc_md, top_m, sum_m = nothing_seen(BLOCK_M, D)
     end = position + count
-    # Blocks in [whole_from, whole_to) are seen whole by the first row, which sees the fewest keys
-    # at the end, and by the last, which sees the fewest at the start.
+    # What every row of the tile sees whole, up to the first row's own token. In a window there is
+    # little of it, and a loop of its own would take registers from all.
     whole_to = tl.maximum((position + 1) // BLOCK_N * BLOCK_N, begin)
-    whole_from = (tl.maximum(end - window, 0) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    whole_from = tl.minimum(tl.maximum(whole_from, begin), whole_to)
-    acc_md, top_m, sum_m = attend_range(
-        q_md, acc_md, top_m, sum_m, table + shift, k + kv_head * D, v + kv_head * D, begin,
-        whole_from, low_m, high_m, stride_k, stride_v, scale_log2, D, BLOCK_N, True, PRECISION,
-    )  # fmt: skip
-    acc_md, top_m, sum_m = attend_range(
-        q_md, acc_md, top_m, sum_m, table + shift, k + kv_head * D, v + kv_head * D, whole_from,
-        whole_to, low_m, high_m, stride_k, stride_v, scale_log2, D, BLOCK_N, False, PRECISION,
-    )  # fmt: skip
+    if WINDOWED:
+        whole_to = begin
+    else:
+        acc_md, top_m, sum_m = attend_range(
+            q_md, acc_md, top_m, sum_m, table + shift, k + kv_head * D, v + kv_head * D, begin,
+            whole_to, low_m, high_m, stride_k, stride_v, scale_log2, D, BLOCK_N, False, PRECISION,
+        )  # fmt: skip
     acc_md, top_m, sum_m = attend_range(
         q_md, acc_md, top_m, sum_m, table + shift, k + kv_head * D, v + kv_head * D, whole_to,
         end, low_m, high_m, stride_k, stride_v, scale_log2, D, BLOCK_N, True, PRECISION,
@@ -111,7 +106,7 @@ def extend_attention(
         out_tx,
         table_c,
         tiles_i5,
-        UNLIMITED if window is None else window,
+        0 if window is None else window,
         shape.scale * LOG2_E,
         q_thd.stride(0),
         q_thd.stride(1),
@@ -122,6 +117,7 @@ def extend_attention(
         D=shape.head_dim,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
+        WINDOWED=window is not None,
         PRECISION=precision_of(q_thd.dtype),
         **config.launch,
     )
