@@ -189,7 +189,8 @@ def padded(plan: SegmentPlan, multiple: int) -> SegmentPlan:
 def _sequences(layout: Layout, limits: Limits) -> tuple[list[_Sequence], list[_Sequence]]:
     """Those of the split path in tree order, and those that are long enough for tiles."""
     starts = layout.query_start_b1.tolist()
-    split, long = [], []
+    split: list[_Sequence] = []
+    long: list[_Sequence] = []
     for first, last, context in zip(starts, starts[1:], layout.context_b, strict=False):
         if last > first:
             sequence = _Sequence(first, last - first, context)

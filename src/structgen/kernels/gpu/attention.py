@@ -166,15 +166,26 @@ class TritonAttention:
         arrays = [plan.table_c, plan.order_n, plan.low_n, plan.high_n, plan.merged_m]
         arrays += [plan.part_start_m1, plan.parts_p, plan.tiles_i]
         tensors = self._upload([*arrays, *buckets])
+        table_c, order_n, low_n, high_n, merged_m, part_start_m1, parts_p, tiles_i5 = tensors[:8]
         by_rows = zip((bucket.block_rows for bucket in plan.buckets), tensors[8:], strict=True)
         partials = plan.part_count, self.shape.heads
         return WorkLists(
-            window,
-            *tensors[:8],
+            window=window,
+            table_c=table_c,
+            order_n=order_n,
+            low_n=low_n,
+            high_n=high_n,
+            merged_m=merged_m,
+            part_start_m1=part_start_m1,
+            parts_p=parts_p,
+            tiles_i5=tiles_i5,
             buckets=tuple(by_rows),
-            part_out_phd=torch.empty(*partials, self.shape.head_dim, device=self.device),
-            part_lse_ph=torch.empty(*partials, device=self.device),
+            part_out_phd=self._float32(*partials, self.shape.head_dim),
+            part_lse_ph=self._float32(*partials),
         )
+
+    def _float32(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def _upload(self, arrays: Sequence[NDArray[np.integer]]) -> list[Tensor]:
         """The arrays as i32 tensors on the device, in one copy that the host does not wait for."""
