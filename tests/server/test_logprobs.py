@@ -8,13 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from structgen.models.checkpoint import open_checkpoint
 from structgen.models.tokenizer import Tokenizer
 from structgen.request import TokenLogprob
 from structgen.server.openai import chat
-from structgen.server.openai.logprobs import CompletionSpelling, Speller, chat_logprobs
+from structgen.server.openai.logprobs import (
+    CompletionSpelling,
+    Speller,
+    chat_logprobs,
+    written_logprobs,
+)
 from structgen.server.openai.replies import ChatLogprobs
 from tests.server.served import Serve
 
@@ -34,6 +40,16 @@ def speller(tokenizer: Tokenizer) -> Speller:
 def entries(tokenizer: Tokenizer, text: str) -> list[TokenLogprob]:
     """Of the bytes of a text, each of log-probability -1."""
     return [TokenLogprob(token, -1.0) for token in tokenizer.encode(text)]
+
+
+class TestLogprobsThatAreWritten:
+    def test_are_bytes_already_and_the_same(self, tokenizer: Tokenizer) -> None:
+        """So an answer of a hundred thousand of them holds up nobody while it is put together."""
+        speller, whole = Speller(tokenizer), entries(tokenizer, f"aé{EMOJI}b")
+        plain, written = chat_logprobs(speller, whole), written_logprobs(speller, whole)
+
+        assert msgspec.json.encode(written) == msgspec.json.encode(plain)
+        assert all(isinstance(each, msgspec.Raw) for each in list[object](written.content))
 
 
 class TestTheNameOfAToken:
@@ -215,9 +231,9 @@ class TestOfAChat:
 
         def seen(speller: Speller, found: Sequence[TokenLogprob]) -> ChatLogprobs:
             beside.append(threading.current_thread() is not threading.main_thread())
-            return chat_logprobs(speller, found)
+            return written_logprobs(speller, found)
 
-        monkeypatch.setattr(chat, "chat_logprobs", seen)
+        monkeypatch.setattr(chat, "written_logprobs", seen)
         body = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
         async with serve() as served:
             for count in (2, 60):

@@ -20,7 +20,7 @@ from structgen.sampling import check_whole
 from structgen.server.call import Call
 from structgen.server.openai.choices import attempted, read_all, streamed, usage_of
 from structgen.server.openai.formats import behind, constraint_of_body
-from structgen.server.openai.logprobs import chat_logprobs
+from structgen.server.openai.logprobs import chat_logprobs, written_logprobs
 from structgen.server.openai.pieces import ChoiceReader, Piece, ToolPiece
 from structgen.server.openai.prompts import rendered, size_of, turns_of
 from structgen.server.openai.replies import (
@@ -176,10 +176,13 @@ async def prompt_of_chat(
 
     Raises `ApiError` or `TemplateError` for what cannot be written.
     """
-    given = (_prompt_of, call.service, body, written, tooling)
+
+    def prompt() -> Prompt:
+        return _prompt_of(call.service, body, written, tooling)
+
     if size_of(body.messages) > SLOW_CHAT:
-        return await anyio.to_thread.run_sync(*given)
-    return await beside(call, *given)
+        return await anyio.to_thread.run_sync(prompt)
+    return await beside(call, prompt)
 
 
 def _prompt_of(
@@ -259,7 +262,7 @@ def _choice(chat: _Chat, index: int, pieces: Sequence[Piece], reader: ChoiceRead
         index,
         message,
         _finish_reason(pieces[-1], reader),
-        chat_logprobs(chat.speller, entries) if chat.body.logprobs else None,
+        written_logprobs(chat.speller, entries) if chat.body.logprobs else None,
         chat.token_ids([token for piece in pieces for token in piece.tokens]),
     )
 

@@ -24,7 +24,7 @@ from structgen.sampling import check_whole
 from structgen.server.call import Call
 from structgen.server.openai.choices import attempted, read_all, streamed, usage_of
 from structgen.server.openai.formats import constraint_of_body
-from structgen.server.openai.logprobs import CompletionSpelling
+from structgen.server.openai.logprobs import CompletionSpelling, as_json
 from structgen.server.openai.pieces import ChoiceReader, Piece
 from structgen.server.openai.replies import (
     Completion,
@@ -45,6 +45,7 @@ from structgen.server.openai.wire import CompletionBody, refuse, whole
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MOST_LOGPROBS = 20
+MANY_PIECES = 20  # of an answer, which take a few ms with all their log-probabilities
 SLOW_ENTRIES = 4_000  # of log-probabilities, which take some 10 ms: more are written in a thread
 
 
@@ -282,12 +283,19 @@ async def _whole(found: _Completions, requests: Sequence[Request]) -> Completion
 
 async def _joined(writer: _Writer, pieces: Sequence[Piece]) -> CompletionChoice:
     """A choice as all of its events together tell it."""
-    first, *others = [await writer.write(piece) for piece in pieces]
+    parts: list[CompletionChoice] = []
+    for piece in pieces:
+        part = await writer.write(piece)
+        if part.logprobs is not None:
+            part.logprobs.top_logprobs = [as_json(each) for each in part.logprobs.top_logprobs]
+        parts.append(part)
+        if len(parts) % MANY_PIECES == 0:
+            await asyncio.sleep(0)
+    first, *others = parts
     for other in others:
         first.finish_reason = other.finish_reason
         if first.token_ids is not UNSET and other.token_ids is not UNSET:
             first.token_ids += other.token_ids
-    parts = [first, *others]
     first.text = "".join(part.text for part in parts)
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     first.logprobs = _together(logprobs) if logprobs else None

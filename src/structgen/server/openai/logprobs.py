@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import msgspec
 
 from structgen.models.tokenizer import Tokenizer
 from structgen.request import TokenLogprob
@@ -17,6 +20,7 @@ from structgen.server.openai.replies import (
     TopLogprob,
 )
 
+T = TypeVar("T")
 _LEAST = -9999.0  # JSON has no infinity; OpenAI writes this for what cannot be drawn
 _incremental = getincrementaldecoder("utf-8")
 
@@ -53,20 +57,30 @@ class Speller:
 
 def chat_logprobs(speller: Speller, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
     """The form of `/v1/chat/completions`."""
-    return ChatLogprobs(
-        [
-            ChatLogprob(
-                speller.text_of(entry.token),
-                _finite(entry.logprob),
-                list(speller.bytes_of(entry.token)),
-                [
-                    TopLogprob(speller.text_of(token), _finite(p), list(speller.bytes_of(token)))
-                    for token, p in entry.top
-                ],
-            )
-            for entry in entries
-        ]
-    )
+    return ChatLogprobs([_chat_logprob(speller, entry) for entry in entries])
+
+
+def written_logprobs(speller: Speller, entries: Sequence[TokenLogprob]) -> ChatLogprobs:
+    """The same as JSON, entry by entry, for an answer that has many of them."""
+    return ChatLogprobs([as_json(_chat_logprob(speller, entry)) for entry in entries])
+
+
+def _chat_logprob(speller: Speller, entry: TokenLogprob) -> ChatLogprob:
+    top = [
+        TopLogprob(speller.text_of(token), _finite(p), list(speller.bytes_of(token)))
+        for token, p in entry.top
+    ]
+    spelled = list(speller.bytes_of(entry.token))
+    return ChatLogprob(speller.text_of(entry.token), _finite(entry.logprob), spelled, top)
+
+
+def as_json(part: T) -> T:
+    """A part of an answer as the JSON that it becomes.
+
+    An answer of a hundred thousand parts is then written in a moment, in which nothing else runs;
+    and as bytes they are nothing to the collector of garbage, which would stop all threads.
+    """
+    return cast("T", msgspec.Raw(msgspec.json.encode(part)))
 
 
 class CompletionSpelling:
