@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import ssl
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from structgen.cli import main, source
 from structgen.cli.failure import CommandError
 from structgen.cli.serve_options import ServeOptions
-from structgen.cli.sockets import listening
+from structgen.cli.sockets import allow, listening
 from structgen.engine.config import config_from
 from structgen.server import ServerConfig
 from tests.cli.scripted import CommandLine
@@ -261,3 +263,24 @@ class TestHelp:
         text = capsys.readouterr().out
         for flag in ("--port", "--uds", "--api-key", "--max-running-requests", "--chat-template"):
             assert flag in text
+
+
+class TestConnections:
+    @pytest.fixture(autouse=True)
+    def limits(self) -> Iterator[tuple[int, int]]:
+        """How many files this process may open, as it is before and after a test."""
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        yield before
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    def test_may_be_as_many_as_were_asked_for(self, limits: tuple[int, int]) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, limits[1]))
+        allow(200)
+
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 200
+
+    def test_are_refused_where_the_system_has_not_so_many(self, limits: tuple[int, int]) -> None:
+        if limits[1] == resource.RLIM_INFINITY:
+            pytest.skip("the system has no limit")
+        with pytest.raises(CommandError, match=r"--max-connections .* write at most"):
+            allow(limits[1])

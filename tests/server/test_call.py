@@ -18,6 +18,7 @@ from structgen.errors import EngineClosedError
 from structgen.server import ServerConfig
 from structgen.server.call import Call
 from structgen.server.errors import ApiError
+from tests.engine.test_responsive import LIMIT, TRIES, Ticker
 from tests.server.served import Serve, serving_route, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -163,6 +164,24 @@ class TestALargeBody:
 
         assert (answer.status, answer.error["code"]) == (413, "body_too_large")
         assert peak < 10_000_000
+
+    async def test_of_the_largest_size_holds_up_nobody(self, tiny_chat_model: Path) -> None:
+        text = json.dumps({"a": "é" * (ServerConfig().max_body // 2 - 100)}, ensure_ascii=False)
+        body, lags = text.encode(), []
+
+        async def read(call: Call) -> web.StreamResponse:
+            await call.body(dict[str, str])
+            return call.answer({})
+
+        async with serving_route(read, tiny_chat_model) as served:
+            for _ in range(TRIES):
+                ticker = Ticker()
+                async with ticker.running():
+                    answer = await served.post("/", body)
+                    assert answer.status == 200
+                lags.append(ticker.worst)
+
+        assert min(lags) < LIMIT
 
     async def test_whose_length_was_not_said_is_refused(self, tiny_chat_model: Path) -> None:
         async def chunks() -> AsyncIterator[bytes]:

@@ -63,6 +63,7 @@ def _loaded(
         from structgen.server.serving import run
 
     config = ServerConfig(**options.server())
+    sockets.allow(config.connections)
     _warn_of_guests(address, config)
     programs = [each for target in options.programs or () for each in _programs(target)]
 

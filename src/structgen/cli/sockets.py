@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from structgen.cli.failure import CommandError
 
 _BACKLOG = 1024
+_OTHER_FILES = 256  # the model's, libraries, event loops, and connections too many, for a moment
 _LAST_PORT = 65535
 
 
@@ -55,6 +57,24 @@ def listening(
             sockets.append(stack.enter_context(_tcp(family, chosen, host)))
         named = f"[{host}]" if ":" in host else host
         yield Listening(sockets, f"{scheme}://{named}:{sockets[0].getsockname()[1]}")
+
+
+def allow(connections: int) -> None:
+    """Let this process have so many open connections, each of which is a file to the system.
+
+    Raises `CommandError` where the system does not: one more would be left without an answer.
+    """
+    needed = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise CommandError(
+            f"--max-connections {connections}: this process may have {hard} open files, of which "
+            f"it needs {_OTHER_FILES} for other things; write at most {hard - _OTHER_FILES}, or "
+            "raise `ulimit -n`"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple[str, int]]]:
