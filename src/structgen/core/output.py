@@ -90,7 +90,8 @@ class Output:
             matched=self._matched,
             ended=self._ended,
             dropped=self._dropped(),
-            complete=self._reason == "stop" or sequence.complete,
+            # Nothing was left to follow, or an end stood where one may; else it could go on.
+            complete=self._reason == "stop",
             forced=sequence.forced,
             usage=sequence.usage,
         )
