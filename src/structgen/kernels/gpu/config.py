@@ -69,6 +69,7 @@ _EVERYWHERE = {
 }
 # Where the row above spills or takes too much shared memory.
 _ONLY = {
+    ("sm_80", "extend", 128, 128): Config(128, 32, 8, 3),
     ("gfx942", "extend", 128, 128): Config(64, 64, 4, 2),
 }
 
