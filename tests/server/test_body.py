@@ -15,7 +15,7 @@ from structgen.server.config import ServerConfig
 from structgen.server.errors import ApiError
 from structgen.server.openai.wire import ChatBody, CompletionBody
 from tests.engine.test_responsive import LIMIT, TRIES, Ticker
-from tests.server.served import Serve
+from tests.server.served import Answer, Serve, Served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -111,33 +111,41 @@ class TestADecodedBody:
         assert gc.isenabled()
 
 
+async def watched(served: Served, path: str, data: bytes) -> tuple[float, Answer]:
+    """How late the event loop was, at worst, and what was answered."""
+    ticker = Ticker()
+    async with ticker.running():
+        answer = await served.post(path, data)
+    return ticker.worst, answer
+
+
 LETTER = '"a"'
 
 
 def large() -> Iterator[tuple[str, bytes, str]]:
     """Bodies, where they are sent, and the field that is to blame; "" where they are served."""
     tags = {"type": "structural_tag", "structures": TAGS, "triggers": ["<f="]}
-    parts = [{"type": "text", "text": "a"}] * 20_000
-    variables = dict.fromkeys(map(str, range(100_000)))
+    parts = [{"type": "text", "text": "a"}] * 10_000
+    variables = dict.fromkeys(map(str, range(20_000)))
     yield CHAT, chat(tools=TOOLS, tool_choice="required"), "messages"
     yield CHAT, chat(response_format=tags), ""
-    yield CHAT, chat(messages=HI * 20_001), "messages"
+    yield CHAT, chat(messages=HI * 10_001), "messages"
     yield CHAT, chat(messages=[{"role": "user", "content": parts}]), "messages"
     yield CHAT, chat(chat_template_kwargs=variables), "chat_template_kwargs"
     for field, value in (
-        ("logit_bias", mapped("1", 600_000)),
+        ("logit_bias", mapped("1", 300_000)),
         ("logit_bias", mapped("1", 70_000)),
         ("stop_token_ids", listed("5", 1_000_000)),
         ("stop_token_ids", listed("5", 400_000)),
-        ("stop", listed('"ab"', 1_000_000)),
-        ("structured_outputs", f'{{"choice": {listed(LETTER, 100_000)}}}'),
-        ("json_schema", f'{{"enum": {listed(LETTER, 140_000)}}}'),
+        ("stop", listed('"ab"', 500_000)),
+        ("structured_outputs", f'{{"choice": {listed(LETTER, 80_000)}}}'),
+        ("json_schema", f'{{"enum": {listed(LETTER, 80_000)}}}'),
     ):
         yield COMPLETIONS, completion(field, value), field
     for prompt in (
         listed("5", 1_000_000),
-        listed(LETTER, 100_000),
-        listed("[5]", 140_000),
+        listed(LETTER, 80_000),
+        listed("[5]", 60_000),
         f'"{"ab" * 2_000_000}"',
     ):
         yield COMPLETIONS, completion("user", "1", prompt=prompt), "prompt"
@@ -148,12 +156,11 @@ class TestALargeBody:
     async def test_leaves_the_event_loop_free(self, serve: Serve) -> None:
         async with serve(config=ServerConfig(names=("tiny",))) as served:
             for path, data, param in large():
-                lags: list[float] = []
-                while len(lags) < TRIES and min(lags, default=LIMIT) >= LIMIT:
-                    ticker = Ticker()
-                    async with ticker.running():
-                        answer = await served.post(path, data)
-                    lags.append(ticker.worst)
+                lag, answer = await watched(served, path, data)
+                lags = [lag]
+                while min(lags) >= LIMIT and len(lags) < TRIES:
+                    lag, answer = await watched(served, path, data)
+                    lags.append(lag)
 
                 assert min(lags) < LIMIT, (data[-80:], lags)
                 assert answer.status == (400 if param else 200), answer.text[:200]

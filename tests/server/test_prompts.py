@@ -222,6 +222,7 @@ class TestALongChat:
 
         monkeypatch.setattr(TemplateChat, "render", seen)
         async with serve() as served:
+            threads.clear()  # those of loading
             for count in (1, 200):
                 answer = await served.post(path, {"messages": [USER] * count, **more})
                 assert answer.status in {200, 400}, answer.text

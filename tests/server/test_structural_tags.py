@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import xgrammar
 import xgrammar.testing
@@ -15,7 +17,14 @@ from structgen.server.openai.structural_tags import _REFUSED, _TYPES, structural
 from structgen.terms import Fixed, Free, Json, Sequence, Term
 from tests.grammar.derivatives import vocabulary_of
 
-VOCABULARY = vocabulary_of([bytes([byte]) for byte in range(256)])
+BYTES = [bytes([byte]) for byte in range(256)]
+VOCABULARY = vocabulary_of(BYTES)
+# Tokens that reach from one part of a structural tag into the next.
+ACROSS = [
+    *(b"</f>y", b"</", b"a>x", b"<f", b"=a", b"f=b>1", b"x<f", b"</a></", b"<a><b", b"x</b>"),
+    *(b"1</f><f=", b"></a", b"f>, <", b'{"n', b"1}</f", b"/>a"),
+]
+CUT = vocabulary_of([*BYTES, *ACROSS])
 
 Format = dict[str, Any]
 TEXT: Format = {"type": "any_text"}
@@ -113,6 +122,15 @@ TEXTS = [
 ]
 
 
+def cut(data: bytes) -> Iterator[int]:
+    """The tokens of a text, wherever one fits that reaches across."""
+    at = 0
+    while at < len(data):
+        found = next((n for n, each in enumerate(ACROSS) if data.startswith(each, at)), None)
+        yield data[at] if found is None else 256 + found
+        at += 1 if found is None else len(ACROSS[found])
+
+
 def fits_xgrammar(format_: Format, text: str) -> bool:
     tags = xgrammar.StructuralTag.from_json({"type": "structural_tag", "format": format_})
     grammar = xgrammar.Grammar.from_structural_tag(tags)
@@ -129,6 +147,22 @@ class TestAFormat:
 
         assert ours == [text for text in TEXTS if fits_xgrammar(format_, text)]
         assert ours
+
+    @pytest.mark.parametrize("name", ["tag of ends", "tag in tag", "triggered", "separated"])
+    def test_means_the_same_however_tokens_cut_its_texts(self, name: str) -> None:
+        grammar = compile_constraint(Structure(term(FORMATS[name])), CUT)
+
+        for text in TEXTS:
+            matcher, fits = grammar.matcher(), True
+            for token in cut(text.encode()):
+                row = np.zeros(matcher.words, dtype=np.int32)
+                matcher.fill(row)
+                fits = bool(int(row[token // 32]) >> token % 32 & 1)
+                if not fits:
+                    break
+                matcher.accept(token)
+
+            assert (fits and matcher.complete) == fits_xgrammar(FORMATS[name], text), text
 
     def test_may_leave_out_the_type_of_a_tag(self) -> None:
         untyped = [{name: each[name] for name in ("begin", "content", "end")} for each in CALLS]

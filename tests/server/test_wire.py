@@ -110,7 +110,8 @@ class TestAWholeNumber:
         assert body.seed == 10**30
 
 
-BODIES = {
+BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any], str]] = {
+    "chat_template_kwargs": (ChatBody, HI, "chat_template_kwargs"),
     "choice": (CompletionBody, {"prompt": "a"}, "structured_outputs.choice"),
     "logit_bias": (CompletionBody, {"prompt": "a"}, "logit_bias"),
     "messages": (ChatBody, {}, "messages"),
@@ -135,7 +136,7 @@ def holding(name: str, count: int) -> bytes:
     """A body that has so many values in a field."""
     _, other, path = BODIES[name]
     values: Any = [VALUES.get(name, "a")] * count
-    if name == "logit_bias":
+    if name in {"chat_template_kwargs", "logit_bias"}:
         values = dict.fromkeys(map(str, range(count)), 1)
     *outer, last = path.split(".")
     found: dict[str, Any] = {last: values}
@@ -178,7 +179,7 @@ class TestALimit:
             answer = await served.post(CHAT, {"messages": [parts, calls]})
 
         assert (answer.status, answer.error["param"]) == (400, "messages")
-        assert "are more than 20,000" in answer.error["message"]
+        assert "are more than 10,000" in answer.error["message"]
 
 
 class TestTheOptionsOfAProgram:

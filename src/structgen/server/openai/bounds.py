@@ -50,6 +50,7 @@ _KINDS = {
     **dict.fromkeys(("minItems", "maxItems"), ("array",)),
     **dict.fromkeys(("propertyNames", "additionalProperties", "maxProperties"), ("object",)),
 }
+_MAPS = ("chat_template_kwargs", "logit_bias")
 # What some types do not say at all, or too widely.
 _TYPES: Mapping[tuple[str, str], Json] = {
     ("ChatBody", "modalities"): {"enum": [["text"], None]},
@@ -164,7 +165,7 @@ def bound(components: dict[str, Json], names: Iterable[str], service: Service) -
 
 def _fields(service: Service) -> dict[str, Json]:
     """The table of fields, with what the server and its model say of them."""
-    limits = {name: {"maxItems": most} for name, most in MOST.items() if name != "logit_bias"}
+    limits = {name: {"maxItems": most} for name, most in MOST.items() if name not in _MAPS}
     found = {
         name: {**limits.get(name, {}), **_FIELDS.get(name, {})} for name in {*limits, *_FIELDS}
     }

@@ -26,9 +26,10 @@ else:
 
 MOST: Mapping[str, int] = MappingProxyType(
     {
+        "chat_template_kwargs": 256,
         "choice": 30_000,
         "logit_bias": 4_096,
-        "messages": 20_000,  # with their parts and calls
+        "messages": 10_000,  # with their parts and calls
         "stop": 1_024,
         "stop_regex": 256,
         "stop_token_ids": 4_096,
