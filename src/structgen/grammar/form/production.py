@@ -46,7 +46,7 @@ from structgen.grammar.form.writing import written
 
 MOST_PARTS = 20_000  # of one lexeme: texts and classes in it, times their repeats
 MOST_IN_PLACE = 256  # of a rule that is put in the place of its name
-MOST_PLACES = 600  # of a grammar, where lexemes stand
+MOST_PLACES = 640  # of a grammar, where lexemes stand
 MOST_ROUNDS = 6  # of cutting texts where it is needed; then they are cut everywhere
 MOST_WRITTEN = 1_000_000  # characters
 MOST_CERTAIN = 250_000  # characters that come next in any case: the backend looks for all of them
