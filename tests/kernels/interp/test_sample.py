@@ -155,6 +155,16 @@ class TestDraws:
         if "top_k" in terms:
             assert set(found.token_r.tolist()) <= {0, 1, 2}
 
+    def test_from_equal_logits_in_two_blocks_keep_the_lowest_ids(self) -> None:
+        logits_rv = torch.full((8, VOCABULARY), -20.0)
+        logits_rv[:, 1000:] = 0.0
+        rows = sampling_rows(8, top_k=50)
+
+        found = drawn(logits_rv, rows)
+
+        assert_same(found, pick(logits_rv, rows))
+        assert all(1000 <= token < 1050 for token in found.token_r.tolist())
+
     def test_with_mixed_terms_are_those_of_the_cpu(self) -> None:
         count = 6
         logits_rv = logits(count, seed=5)
