@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 FUZZER := .venv/schemathesis/.installed
 
-.PHONY: venv model fuzzer demo test docs served check bench soak
+.PHONY: venv model fuzzer demo test docs served kernels check bench soak
 
 venv: $(INSTALLED)
 
@@ -47,6 +47,11 @@ served: venv model
 # What the pages say: their programs are run, and print what they claim.
 docs: venv model
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal tests/docs
+
+# Triton kernels: a process in which they are interpreted, and one in which they are compiled.
+kernels: venv
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal tests/kernels/interp
+	STRUCTGEN_AOT=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) tests/kernels/aot
 
 check: venv
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from structgen.cli.failure import CommandError
-from structgen.cli.tracing import check_trace_path, print_tree, write_trace
+from structgen.cli.outcome.tracing import check_trace_path, print_tree, write_trace
 from structgen.trace.record import Trace
 from tests.trace.stories import Story
 

@@ -103,7 +103,8 @@ def generate(
     options: Options,
 ) -> None:
     """Generate from a prompt and write the output as it comes."""
-    from structgen.cli import report, running
+    from structgen.cli import running
+    from structgen.cli.outcome import report
 
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
@@ -155,8 +156,9 @@ def _run(
     trace: Path | None,
     tree: bool,
 ) -> None:
-    from structgen.cli import arguments, report, running, source
-    from structgen.cli.recording import Recording
+    from structgen.cli import arguments, running, source
+    from structgen.cli.outcome import report
+    from structgen.cli.outcome.recording import Recording
 
     recording = Recording(trace, tree=tree, json=options.json)
     file, name = source.split(target)

@@ -13,9 +13,9 @@ import msgspec
 
 from structgen.cli.engine import Opening
 from structgen.cli.failure import CommandError
-from structgen.cli.ledger import Ledger
 from structgen.cli.options import Options
-from structgen.cli.report import Outcome, Seconds, write_defaults
+from structgen.cli.outcome.ledger import Ledger
+from structgen.cli.outcome.report import Outcome, Seconds, write_defaults
 from structgen.options import GenOptions
 from structgen.program.program import Program
 from structgen.request import Lineage

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from structgen.cli.failure import CommandError
-from structgen.cli.ledger import Call
+from structgen.cli.outcome.ledger import Call
 from structgen.errors import IncompleteOutputError
 from structgen.output.values import json_of, readable
 from structgen.request import Usage

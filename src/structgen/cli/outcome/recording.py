@@ -13,7 +13,7 @@ from pathlib import Path
 
 from structgen.cli import failure
 from structgen.cli.failure import CommandError
-from structgen.cli.tracing import check_trace_path, print_tree, write_trace
+from structgen.cli.outcome.tracing import check_trace_path, print_tree, write_trace
 from structgen.trace.record import Trace, record
 
 

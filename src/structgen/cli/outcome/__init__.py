@@ -1,0 +1,1 @@
+"""What a command says of its runs: tables and JSON, their costs, their traces."""
