@@ -46,6 +46,11 @@ class TestAnArgument:
             (int, 2**70, 2**70),
             (Any, -(2**70), -(2**70)),
             (float, 1, 1.0),
+            (float, 3.0, 3.0),
+            (Any, 3.0, 3.0),
+            (int, 3.0, 3),
+            (list[int | str], ["a", 1e3], ["a", 1000]),
+            (dict[int, Cat], {"1": {"type": "cat", "lives": 9.0}}, {1: Cat(9)}),
             (bytes, "YWI=", b"ab"),
             (Decimal, "1.50", Decimal("1.50")),
             (dt.date, "2026-01-02", dt.date(2026, 1, 2)),
@@ -92,6 +97,10 @@ class TestAnArgument:
             taking(type_).read(json.dumps({"value": given}).encode())
 
         assert str(caught.value) == message
+
+    def test_that_is_no_whole_number_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="Expected `int`"):
+            taking(dict[str, int]).read(b'{"value": {"a": 2.0, "b": 1.5}}')
 
     def test_is_told_some_of_very_many_choices(self) -> None:
         many = Literal[tuple(f"x{number:03}" for number in range(500))]  # type: ignore[valid-type] # made here

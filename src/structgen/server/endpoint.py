@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,9 @@ class Endpoint(msgspec.Struct, frozen=True):
         try:
             found = arguments_in(self.reader(data.decode()))
         except ValueError as error:
+            given = msgspec.json.decode(data)
+            if (whole := _with_whole_numbers(given)) is not given:
+                return self.read(json.dumps(whole).encode())
             if str(error).startswith(_NO_CHOICE):
                 self._require_choices(data)
             raise
@@ -128,6 +132,25 @@ def _endpoint(program: Program[..., Any]) -> Endpoint:
         reader=reader,
         closed=closed,
     )
+
+
+def _with_whole_numbers(value: object) -> object:
+    """The value with 3 for 3.0, which is the same number in JSON; itself if it has none."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            items = [_with_whole_numbers(each) for each in value]
+            return value if all(map(operator.is_, items, value)) else items
+        case dict():
+            items = [_with_whole_numbers(each) for each in value.values()]
+            return (
+                value
+                if all(map(operator.is_, items, value.values()))
+                else dict(zip(value, items, strict=True))
+            )
+        case _:
+            return value
 
 
 def _unpatterned(schema: dict[str, Any]) -> dict[str, Any]:
