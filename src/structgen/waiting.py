@@ -1,14 +1,20 @@
-"""Waiting for what must come to its end, whoever cancels meanwhile.
+"""Waiting for what must come to its end, whoever cancels meanwhile; and letting others run.
 
-Owns   nothing. Used by whatever starts tasks, and ends them in the same block.
+Owns   nothing. Used by whatever starts tasks, and ends them in the same block, and by whatever
+       has so much to do on the event loop that others would notice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import anyio
+
+T = TypeVar("T")
+TURN = 0.005  # seconds of work after which others have their turn
 
 
 async def outlast(*tasks: asyncio.Future[Any]) -> None:
@@ -26,3 +32,15 @@ async def outlast(*tasks: asyncio.Future[Any]) -> None:
             task.exception()  # looked at, or asyncio would report it as lost
     if cancelled is not None:
         raise cancelled
+
+
+async def in_turns(items: Iterable[T]) -> list[T]:
+    """The items, which take long to make all together: other tasks run in between."""
+    found: list[T] = []
+    began = time.perf_counter()
+    for item in items:
+        found.append(item)
+        if time.perf_counter() - began > TURN:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from structgen.engine.encode import (
     BLOCKING_CHARACTERS,
     CACHED_CHARACTERS,
     Encoder,
+    Stretch,
     parts_from,
 )
 from structgen.errors import PromptError
@@ -100,38 +103,75 @@ class TestTheLowerBound:
         assert encoder.fewest_tokens(tuple(parts)) <= len(encoder.encode(tuple(parts)))
 
 
+def slow(encoder: Encoder, *parts: Part) -> list[Stretch]:
+    return encoder.slow_texts(list(encoder.pieces(parts)))
+
+
 class TestSlowTexts:
     def test_are_none_of_a_short_prompt(self, encoder: Encoder) -> None:
-        assert encoder.slow_texts((Text("a" * BLOCKING_CHARACTERS),)) == []
+        assert slow(encoder, Text("a" * BLOCKING_CHARACTERS)) == []
 
-    def test_are_those_of_a_long_prompt_that_are_not_remembered(self, encoder: Encoder) -> None:
-        slow = encoder.slow_texts((Text(LONG), Tokens((1,), ""), Text("short")))
-        encoder.encode((Text(LONG),), encoder.ids_of(slow[:1]))
+    async def test_are_those_of_a_long_prompt_that_are_not_remembered(
+        self, encoder: Encoder
+    ) -> None:
+        parts = (Text(LONG), Tokens((1,), ""), Text("short"))
+        before = slow(encoder, *parts)
+        await encoder.encoded((Text(LONG),), len(LONG))
 
-        assert [each.text for each in slow] == [LONG, "short"]
-        assert encoder.slow_texts((Text(LONG), Tokens((1,), ""), Text("short"))) == []
+        assert [each.text for each in before] == [LONG, "short"]
+        assert slow(encoder, *parts) == []
 
     def test_are_asked_for_once_where_they_repeat(self, encoder: Encoder) -> None:
-        slow = encoder.slow_texts((Text(LONG), Tokens((1,), ""), Text("x"), Text("x"), Text("x")))
+        found = slow(encoder, Text(LONG), Tokens((1,), ""), Text("x"), Text("x"), Text("x"))
 
-        assert len(slow) == len(set(slow))
+        assert len(found) == len(set(found))
 
-    def test_give_the_ids_that_encoding_at_once_gives(self, tokenizer: Tokenizer) -> None:
+    async def test_give_the_ids_that_encoding_at_once_gives(self, tokenizer: Tokenizer) -> None:
         parts: Prompt = (Control(START + "user\n"), Text(LONG), Control(END), Text("x" * 9000))
-        one, two = Encoder(tokenizer), Encoder(tokenizer)
 
-        found = one.encode(parts, one.ids_of(one.slow_texts(parts)))
+        found = await Encoder(tokenizer).encoded(parts, 10**6)
 
-        assert np.array_equal(found, two.encode(parts))
+        assert np.array_equal(found, Encoder(tokenizer).encode(parts))
 
     def test_change_nothing_while_they_are_encoded(self, encoder: Encoder) -> None:
-        encoder.ids_of(encoder.slow_texts((Text(LONG),)))
+        encoder.ids_of(slow(encoder, Text(LONG)))
 
         assert (encoder._cached, len(encoder._cache)) == (0, 0)
 
     def test_that_are_no_unicode_are_refused(self, encoder: Encoder) -> None:
         with pytest.raises(PromptError, match=r"'\\ud800' at character 13000 is half"):
-            encoder.ids_of(encoder.slow_texts((Text(LONG + "\ud800"),)))
+            encoder.ids_of(slow(encoder, Text(LONG + "\ud800")))
+
+
+class TestManyParts:
+    def test_of_one_text_are_joined_in_time_that_grows_with_their_number(
+        self, tokenizer: Tokenizer
+    ) -> None:
+        """A template may have no control tokens: then a whole chat is one stretch."""
+        parts: Prompt = (Control("> "), Text("what"), Control("\n")) * 20_000
+
+        began = time.process_time()
+        (stretch,) = Encoder(tokenizer).pieces(parts)
+
+        assert stretch == Stretch("> what\n" * 20_000, start=True)
+        assert time.process_time() - began < 1
+
+    async def test_let_other_tasks_run(self, encoder: Encoder) -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        parts: Prompt = (Control(START), Text("a"), Control(END)) * 10_000
+        found = await encoder.encoded(parts, len(parts))
+        task.cancel()
+
+        assert found.tolist() == [257, 64, 258] * 10_000
+        assert turns > 2
 
 
 class TestTheMemoryOfTexts:
@@ -147,10 +187,10 @@ class TestTheMemoryOfTexts:
 
         assert encoder._cached == 0
 
-    def test_is_right_after_the_same_text_came_twice_at_once(self, encoder: Encoder) -> None:
-        slow = encoder.slow_texts((Text(LONG),))
-        for found in (encoder.ids_of(slow), encoder.ids_of(slow)):
-            encoder.encode((Text(LONG),), found)
+    async def test_is_right_after_the_same_text_came_twice_at_once(self, encoder: Encoder) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(encoder.encoded((Text(LONG),), len(LONG)))
 
         assert encoder._cached == len(LONG)
 

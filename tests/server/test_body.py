@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,8 @@ from structgen.server.config import ServerConfig
 from structgen.server.errors import ApiError
 from structgen.server.openai.wire import ChatBody, CompletionBody
 from tests.engine.test_responsive import LIMIT, TRIES, Ticker
-from tests.server.served import Answer, Serve, Served
+from tests.engine.tiny import write_tiny_model
+from tests.server.served import Answer, Serve, Served, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -166,3 +168,22 @@ class TestALargeBody:
                 assert answer.status == (400 if param else 200), answer.text[:200]
                 if param:
                     assert answer.error["param"].startswith(param), answer.text[:200]
+
+
+class TestManyMessages:
+    @pytest.mark.usefixtures("without_pauses")
+    @pytest.mark.parametrize(
+        "content", ["a", [{"type": "text", "text": "a"}]], ids=["text", "parts"]
+    )
+    async def test_leave_the_event_loop_free(self, tmp_path: Path, content: object) -> None:
+        message = {"role": "user", "content": content}
+        data = json.dumps({"messages": [message] * 3_000}).encode()
+        model = write_tiny_model(tmp_path, max_context=30_000)
+        async with serving(model) as served:
+            lags: list[float] = []
+            while min(lags, default=LIMIT) >= LIMIT and len(lags) < TRIES:
+                lag, answer = await watched(served, "/tokenize", data)
+                lags.append(lag)
+
+        assert answer.json["count"] == 3_000 * len("<user\na>\n") + len("<assistant\n")
+        assert min(lags) < LIMIT

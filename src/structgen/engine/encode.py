@@ -4,25 +4,32 @@ Owns   the seam policy. Two texts that follow each other, and a text that follow
        encoded apart: a prompt that extends another in parts extends it in ids too, and the radix
        tree finds it. Markup and the text beside it are encoded together, because that is how the
        model was trained to read them: the ids of a chat are those of its whole rendering.
-Holds  `Text` never becomes a control token, whatever it spells; only `Control` does.
-Used   by `engine`. Only `ids_of` runs in another thread, on texts that take long; it changes
-       nothing here.
+Holds  `Text` never becomes a control token, whatever it spells; only `Control` does. The event
+       loop is not held up: long texts are encoded in a thread, and many parts in turns.
+Used   by `engine`. Only `ids_of` runs in another thread; it changes nothing here.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
+import anyio.to_thread
 import msgspec
 import numpy as np
 
 from structgen.chat import Chat, Message, Turn, turns_from
 from structgen.core.radix import NO_IDS, Ids
-from structgen.errors import PromptError, TemplateError, UnsupportedError
+from structgen.errors import (
+    ContextLengthError,
+    PromptError,
+    TemplateError,
+    UnsupportedError,
+)
 from structgen.models.tokenizer import Tokenizer
 from structgen.request import Control, Image, Part, Prompt, Text, Tokens
+from structgen.waiting import in_turns
 
 BLOCKING_CHARACTERS = 8_192  # more than this is encoded in a thread: some 10 ms of work
 CACHED_CHARACTERS = 8_000_000  # texts whose ids are remembered, in all
@@ -51,16 +58,16 @@ class Encoder:
         spellings = (*tokenizer.token_bytes, *tokenizer.control_spellings)
         self._longest_token = max(map(len, spellings), default=1)
 
-    def slow_texts(self, parts: Prompt) -> list[Stretch]:
+    def slow_texts(self, pieces: Sequence[Stretch | Ids]) -> list[Stretch]:
         """The texts that would disturb an event loop if they were encoded on it; mostly none.
 
-        They are for `ids_of`, in a thread, and what comes of them for `encode`.
+        They are for `ids_of`, in a thread.
         """
-        if _characters(parts) <= BLOCKING_CHARACTERS:
+        texts = [piece for piece in pieces if isinstance(piece, Stretch)]
+        if sum(len(each.text) for each in texts) <= BLOCKING_CHARACTERS:
             return []
-        stretches = [s for s in self._stretches(parts) if isinstance(s, Stretch)]
-        fresh = list(dict.fromkeys(s for s in stretches if s not in self._cache))
-        return fresh if sum(len(s.text) for s in fresh) > BLOCKING_CHARACTERS else []
+        fresh = [each for each in dict.fromkeys(texts) if each not in self._cache]
+        return fresh if sum(len(each.text) for each in fresh) > BLOCKING_CHARACTERS else []
 
     def ids_of(self, texts: Sequence[Stretch]) -> dict[Stretch, Ids]:
         """Encode texts, without a look at what is remembered; may run in any thread."""
@@ -68,52 +75,64 @@ class Encoder:
 
     def fewest_tokens(self, parts: Prompt) -> int:
         """A lower bound on the number of tokens, found without encoding."""
-        ids = sum(len(part.ids) for part in parts if isinstance(part, Tokens))
-        return ids + _characters(parts) // self._longest_token
+        ids = characters = 0
+        for part in parts:
+            if isinstance(part, Tokens):
+                ids += len(part.ids)
+            elif not isinstance(part, Image):
+                characters += len(part.text)
+        return ids + characters // self._longest_token
 
-    def encode(self, parts: Prompt, known: Mapping[Stretch, Ids] | None = None) -> Ids:
+    def encode(self, parts: Prompt) -> Ids:
         """Ids of a prompt; a tokenizer that begins texts with a BOS token gets its one BOS.
-
-        known   what `ids_of` has found for the slow texts
 
         Raises `PromptError` for ids of another vocabulary and for text that is not Unicode,
         `UnsupportedError` for images.
         """
-        for stretch, ids in (known or {}).items():
-            self._remember(stretch, ids)
-        pieces = [
-            self._encode(each, known or {}) if isinstance(each, Stretch) else each
-            for each in self._stretches(parts)
-        ]
-        ids = np.concatenate([NO_IDS, *pieces])
-        bos = self._tokenizer.bos_id
-        given = bool(parts) and isinstance(parts[0], Tokens)
-        if bos is not None and ids.size and ids[0] != bos and not given:
-            ids = np.concatenate([np.array([bos], np.int64), ids])
-        return ids
+        return self._joined(parts, [self._ids(each, {}) for each in self.pieces(parts)])
+
+    async def encoded(self, parts: Prompt, limit: int) -> Ids:
+        """The same, while other tasks have their turns.
+
+        Raises also `ContextLengthError`, for a prompt that has certainly more tokens than `limit`.
+        """
+        fewest = self.fewest_tokens(parts)
+        if fewest > limit:
+            raise ContextLengthError(
+                f"the prompt has at least {fewest} tokens, more than the context of {limit}"
+            )
+        pieces, known = await in_turns(self.pieces(parts)), dict[Stretch, Ids]()
+        if slow := self.slow_texts(pieces):
+            known = await anyio.to_thread.run_sync(self.ids_of, slow)
+        return self._joined(parts, await in_turns(self._ids(each, known) for each in pieces))
 
     def continuation(self, text: str) -> Ids:
         """Ids of a text that continues another one."""
         return self._fresh(Stretch(text, start=False))
 
-    def _stretches(self, parts: Prompt) -> list[Stretch | Ids]:
+    def pieces(self, parts: Prompt) -> Iterator[Stretch | Ids]:
         """Split a prompt into texts to encode and ids that are known."""
-        found: list[Stretch | Ids] = []
-        start = True
+        texts: list[str] = []  # of the stretch that the next section may still belong to
+        starts = start = True
         before: type | None = None
         for part in parts:
             joins = Control in {before, type(part)}
             for section in self._sections(part):
-                if not isinstance(section, str):
-                    found.append(np.array(section, np.int64, ndmin=1))
+                if isinstance(section, str) and (not section or (joins and texts)):
+                    texts += [section] if section else ()
+                    continue
+                if texts:
+                    yield Stretch("".join(texts), starts)
+                    texts.clear()
+                if isinstance(section, str):
+                    texts.append(section)
+                    starts, start = start, False
+                else:
+                    yield np.array(section, np.int64, ndmin=1)
                     start = isinstance(section, int) and self._tokenizer.prefixed_throughout
-                elif joins and found and isinstance(last := found[-1], Stretch):
-                    found[-1] = Stretch(last.text + section, last.start)
-                elif section:
-                    found.append(Stretch(section, start))
-                    start = False
             before = type(part)
-        return found
+        if texts:
+            yield Stretch("".join(texts), starts)
 
     def _sections(self, part: Part) -> list[int | str] | list[str] | list[Ids]:
         """A part as control tokens (int), text (str) and given ids, in order."""
@@ -131,13 +150,22 @@ class Encoder:
             case _:
                 assert_never(part)
 
-    def _encode(self, stretch: Stretch, known: Mapping[Stretch, Ids]) -> Ids:
-        ids = self._cache.get(stretch)
+    def _joined(self, parts: Prompt, pieces: Sequence[Ids]) -> Ids:
+        ids = np.concatenate([NO_IDS, *pieces])
+        bos = self._tokenizer.bos_id
+        given = bool(parts) and isinstance(parts[0], Tokens)
+        if bos is not None and ids.size and ids[0] != bos and not given:
+            ids = np.concatenate([np.array([bos], np.int64), ids])
+        return ids
+
+    def _ids(self, piece: Stretch | Ids, known: Mapping[Stretch, Ids]) -> Ids:
+        """Ids of a piece; `known` is what `ids_of` has found."""
+        if not isinstance(piece, Stretch):
+            return piece
+        ids = self._cache.get(piece)
         if ids is None:
-            ids = known.get(stretch)
-        if ids is None:
-            ids = self._fresh(stretch)
-            self._remember(stretch, ids)
+            ids = known[piece] if piece in known else self._fresh(piece)
+            self._remember(piece, ids)
         return ids
 
     def _fresh(self, stretch: Stretch) -> Ids:
@@ -190,7 +218,7 @@ def parts_from(prompt: PromptLike, chat: Chat | None) -> Prompt:
             f"not {type(prompt).__name__}"
         )
     given: Sequence[Any] = prompt
-    if all(isinstance(each, Text | Control | Tokens | Image) for each in given):
+    if all(isinstance(each, Part) for each in given):
         return tuple(given)
     if all(isinstance(each, int) and not isinstance(each, bool) for each in given):
         return (Tokens(tuple(given), ""),)
@@ -200,7 +228,3 @@ def parts_from(prompt: PromptLike, chat: Chat | None) -> Prompt:
             "chat_template=FILE, or send text instead of messages"
         )
     return chat.render([*turns_from(given), Turn("assistant", (), open=True)]).parts
-
-
-def _characters(parts: Prompt) -> int:
-    return sum(len(part.text) for part in parts if isinstance(part, Text | Control))

@@ -420,16 +420,7 @@ class Engine:
     async def _encode(self, request: Request) -> Ids:
         """The ids of a request's prompt; refuses what this engine cannot do."""
         self._check(request)
-        parts, limit = request.prompt, self._ready().max_context
-        fewest = self._encoder.fewest_tokens(parts)
-        if fewest > limit:
-            raise ContextLengthError(
-                f"the prompt has at least {fewest} tokens, more than the context of {limit}"
-            )
-        if slow := self._encoder.slow_texts(parts):
-            found = await anyio.to_thread.run_sync(self._encoder.ids_of, slow)
-            return self._encoder.encode(parts, found)
-        return self._encoder.encode(parts)
+        return await self._encoder.encoded(request.prompt, self._ready().max_context)
 
     async def _text_stream(self, request: Request, grammar: Grammar | None) -> TextStream:
         """What cuts the output; made before any other work, since it refuses patterns."""
