@@ -66,8 +66,26 @@ class TestAFault:
     def test_is_not_found_in_a_number_beyond_floats(self, text: str) -> None:
         assert fault({"type": ["number", "array"]}, text) is None
 
-    def test_is_found_where_such_a_number_is_out_of_bounds(self) -> None:
-        assert fault({"maximum": 10}, "1e999") is not None
+    @pytest.mark.parametrize("power", ["999", "9" * 20, "+" + "9" * 20, "9" * 5_000])
+    def test_is_found_where_such_a_number_is_out_of_bounds(self, power: str) -> None:
+        assert fault({"maximum": 10}, f"1e{power}") is not None
+        assert fault({"maximum": 10}, f"-1E{power}") is None
+        assert fault({"minimum": 10}, f"-1.5E{power}") is not None
+        assert fault({"oneOf": [{"type": "integer"}, {"type": "number"}]}, f"1e{power}")
+
+    @pytest.mark.parametrize("power", ["-6000", "-" + "9" * 20, "-" + "9" * 5_000])
+    def test_is_told_of_a_number_near_0_by_its_sign(self, power: str) -> None:
+        assert fault({"exclusiveMinimum": 0}, f"0.1e{power}") is None
+        assert fault({"exclusiveMinimum": 0}, f"-1E{power}") is not None
+        assert fault({"type": "integer"}, f"1e{power}") is not None
+        assert fault({"oneOf": [{"type": "integer"}, {"type": "number"}]}, f"1e{power}") is None
+
+    @pytest.mark.parametrize("text", ["0e" + "9" * 20, "-0.00E-" + "9" * 20, "0e+" + "9" * 5_000])
+    def test_is_not_found_in_a_0_with_any_exponent(self, text: str) -> None:
+        assert fault({"const": 0}, text) is None
+
+    def test_is_told_of_an_exponent_with_zeros_before_it(self) -> None:
+        assert fault({"const": 1000}, "1e" + "0" * 30 + "3") is None
 
     def test_is_told_in_time_whatever_a_pattern_costs(self) -> None:
         judge = relaxed('{"pattern": "^(?:(a+)+)\\\\1$"}').judge

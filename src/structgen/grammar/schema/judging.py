@@ -10,7 +10,6 @@ Used   by `relaxing`.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from decimal import Decimal
 
@@ -27,6 +26,7 @@ MOST_TOLD = 5_000
 _SHOWN = 200  # characters of a fault's reason
 _LARGEST = Decimal(repr(sys.float_info.max))
 _FINEST = 5_000  # digits behind the point; what is smaller is taken for as much
+_MOST_POWER = 9  # digits of an exponent; `Decimal` knows none of more than 18
 
 
 class JsonJudge:
@@ -77,14 +77,25 @@ def _number(text: str) -> Decimal | float:
 
     Of a number with a huge exponent the validator would write out all digits.
     """
-    number = Decimal(text)
-    if not number:
+    digits, _, power = text.lower().partition("e")
+    negative = digits.startswith("-")
+    if not digits.strip("-0."):
         return 0.0  # without an exponent
+    if len(power.lstrip("+-0")) > _MOST_POWER:
+        # No text has so many digits before its exponent that the sign of that would not tell.
+        return _finest(negative) if power.startswith("-") else _largest(negative)
+    number = Decimal(f"{digits}e{power}" if power else digits)
     if number.copy_abs() > _LARGEST:
-        return math.copysign(sys.float_info.max, number)
-    if number.adjusted() < -_FINEST:
-        return Decimal((int(number.is_signed()), (1,), -_FINEST))
-    return number
+        return _largest(negative)
+    return _finest(negative) if number.adjusted() < -_FINEST else number
+
+
+def _largest(negative: bool) -> float:
+    return -sys.float_info.max if negative else sys.float_info.max
+
+
+def _finest(negative: bool) -> Decimal:
+    return Decimal((int(negative), (1,), -_FINEST))
 
 
 def _has_surrogates(value: object) -> bool:
