@@ -420,6 +420,7 @@ class TestATermThatCannotBe:
             (Fixed(5), "expected a str, got 5"),  # type: ignore[arg-type]
             (sequence(*["a"] * 10_001), "more than 10000 parts"),
             (literal("a" * 200_001), "200000 characters in all"),
+            (json({"title": "a" * 1_000_001}), "1000000 of schemas"),
         ],
     )
     def test_is_refused_with_advice(self, term: Term, message: str) -> None:

@@ -14,25 +14,30 @@ from structgen.terms import Capture, Either, Fixed, Joinable, Json, Pattern, Rep
 
 DEEPEST = 40  # terms in terms
 MOST_TERMS = 10_000
-MOST_CHARACTERS = 200_000  # of all texts, patterns, grammars and schemas
+MOST_CHARACTERS = 200_000  # of all texts, patterns and grammars
+MOST_IN_SCHEMAS = 1_000_000  # characters of all schemas: 128 tools may have long descriptions
 
 
 def check(term: Term) -> None:
     """Refuse a term that is none, or too large to be looked at. Never deep itself."""
     todo: list[tuple[object, int]] = [(term, 1)]
-    count = characters = 0
+    count = characters = schemas = 0
     while todo:
         at, depth = todo.pop()
         if not isinstance(at, Joinable):
             raise ConstraintError(f"term: expected a term, got {at!r:.80}; see structgen.terms")
         count += 1
-        characters += sum(len(text) for text in _texts(at))
+        length = sum(len(text) for text in _texts(at))
+        if isinstance(at, Json):
+            schemas += length
+        else:
+            characters += length
         if depth > DEEPEST:
             raise ConstraintError(f"term: more than {DEEPEST} parts in one another; nest less")
-        if count > MOST_TERMS or characters > MOST_CHARACTERS:
+        if count > MOST_TERMS or characters > MOST_CHARACTERS or schemas > MOST_IN_SCHEMAS:
             raise ConstraintError(
-                f"term: more than {MOST_TERMS} parts, or {MOST_CHARACTERS} characters in all; "
-                "generate it in several steps"
+                f"term: more than {MOST_TERMS} parts, or {MOST_CHARACTERS} characters in all, or "
+                f"{MOST_IN_SCHEMAS} of schemas; generate it in several steps"
             )
         todo += [(part, depth + 1) for part in parts_of(at)]
 

@@ -18,6 +18,7 @@ Aho and Corasick, "Efficient string matching", CACM 1975.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -99,6 +100,37 @@ class Lexemes:
             if here & automaton.last and following & after:
                 yield length
             now = {place for at in here for group in automaton.follow[at] for place in group}
+
+    def near(self) -> list[int]:
+        """For each lexeme those, as bits, that its meeting may say anything of; itself, too.
+
+        Of a term with many tags or tools most pairs are fixed texts of which none begins the other,
+        and free texts with different ends: these are left out without a look at each pair.
+        """
+        texts: dict[str, int] = {}
+        free: dict[tuple[str, ...], int] = defaultdict(int)
+        others = 0
+        for number, form in enumerate(self._forms):
+            if isinstance(form, Text):
+                texts[form.text] = number
+            else:
+                others |= 1 << number
+                if isinstance(form, Until | Without):
+                    free[form.strings] |= 1 << number
+        found = [1 << number for number in range(len(self._forms))]
+        lengths = sorted(set(map(len, texts)))
+        for text, number in texts.items():
+            for length in lengths[: bisect_left(lengths, len(text))]:
+                if (shorter := texts.get(text[:length])) is not None:
+                    found[number] |= 1 << shorter
+                    found[shorter] |= 1 << number
+        for number, form in enumerate(self._forms):
+            if not isinstance(form, Text):
+                apart = free[form.strings] if isinstance(form, Until | Without) else 0
+                found[number] |= ((1 << len(found)) - 1) & ~apart
+            else:
+                found[number] |= others
+        return found
 
     def meeting(self, one: int, other: int) -> Meeting:
         """What there is to know of two lexemes that are legal at the same place."""

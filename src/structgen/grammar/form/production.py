@@ -46,7 +46,8 @@ from structgen.grammar.form.writing import written
 
 MOST_PARTS = 20_000  # of one lexeme: texts and classes in it, times their repeats
 MOST_IN_PLACE = 256  # of a rule that is put in the place of its name
-MOST_PLACES = 640  # of a grammar, where lexemes stand
+MOST_PLACES = 640  # of a grammar, where lexemes stand that are no fixed texts and no JSON values
+MOST_SIMPLE_PLACES = 2_000  # those of fixed texts and JSON values, of which each tool has two
 MOST_ROUNDS = 6  # of cutting texts where it is needed; then they are cut everywhere
 MOST_WRITTEN = 1_000_000  # characters
 MOST_CERTAIN = 250_000  # characters that come next in any case: the backend looks for all of them
@@ -112,12 +113,14 @@ class _Production:
                 form = self._rules[at]
                 found[at] = self._cut(form)
                 todo += rules_in(form)
-        if len(self._places) <= MOST_PLACES:
+        simple = sum(isinstance(each, Text | Value) for each in self._places.values())
+        if len(self._places) - simple <= MOST_PLACES and simple <= MOST_SIMPLE_PLACES:
             return found
         if self._merged:
             raise ConstraintError(
-                f"{self._name}: it comes to more than {MOST_PLACES} lexemes; write classes such as "
-                "[a-z] for alternatives, and fewer rules that begin or end alike"
+                f"{self._name}: it comes to more than {MOST_PLACES} lexemes, or to more than "
+                f"{MOST_SIMPLE_PLACES} fixed texts and JSON values; write classes such as [a-z] "
+                "for alternatives, and fewer rules that begin or end alike"
             )
         self._merged = True
         return self._cut_all()
@@ -177,15 +180,18 @@ class _Production:
     def _clashes(self, places: Places) -> set[Form]:
         """The lexemes to be taken apart."""
         numbers = [self._lexemes.number(form) for form in places.forms]
-        beside = self._beside(places, numbers)
+        near = self._near(numbers)
+        beside = self._beside(places, numbers, near)
+        begins: dict[int, int] = {}
         found: set[Form] = set()
         for place, form in enumerate(places.forms):
-            after = 0
-            for other in bits(places.next[place]):
-                after |= self._lexemes.begins(numbers[other])
+            following = places.next[place]
+            after = begins.get(following)
+            if after is None:
+                after = begins[following] = self._begins(following, numbers)
             if isinstance(form, Value):
                 self._check_value(form, after)
-            for other in bits(beside[place]):
+            for other in bits(beside[place] & near[place]):
                 rival = places.forms[other]
                 if isinstance(form, Value) or isinstance(rival, Value):
                     if form != rival:
@@ -227,7 +233,28 @@ class _Production:
                 "write that as one of the tags, or let a fixed text before each tell them apart"
             )
 
-    def _beside(self, places: Places, numbers: list[int]) -> list[int]:
+    def _begins(self, places: int, numbers: list[int]) -> int:
+        """The first bytes, as bits, of what stands at some places."""
+        found = 0
+        for place in bits(places):
+            found |= self._lexemes.begins(numbers[place])
+        return found
+
+    def _near(self, numbers: list[int]) -> list[int]:
+        """For each place the places, as bits, whose lexemes may have to do with its own."""
+        places = [0] * (max(numbers, default=0) + 1)
+        for place, number in enumerate(numbers):
+            places[number] |= 1 << place
+        used = sum(1 << number for number in set(numbers))
+        near: dict[int, int] = {}
+        for number, others in enumerate(self._lexemes.near()):
+            if used >> number & 1:
+                near[number] = 0
+                for other in bits(others & used):
+                    near[number] |= places[other]
+        return [near[number] for number in numbers]
+
+    def _beside(self, places: Places, numbers: list[int], near: list[int]) -> list[int]:
         """For each place the places, as bits, where the lexer may be at the same time."""
         found = [0] * len(numbers)
         fresh: dict[int, int] = {}
@@ -242,7 +269,7 @@ class _Production:
         while fresh:
             place, others = fresh.popitem()
             after = 0
-            for other in bits(others):
+            for other in bits(others & near[place]):
                 if self._together(numbers[place], numbers[other]):
                     after |= places.next[other]
             add(places.next[place], after)
