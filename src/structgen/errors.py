@@ -20,7 +20,7 @@
     ├── BudgetError                       a program run has used up its tokens or its time
     ├── BatchError                        items of a batch failed; `.outcomes` has all of them
     ├── EngineError
-    │   ├── OverloadedError               too much is waiting already; nothing was queued
+    │   ├── OverloadedError               too much waits, or compiles, already; nothing was begun
     │   ├── EngineClosedError             the engine is not open (any more)
     │   └── EngineDiedError               the engine loop ended by an error; the cause is attached
     └── StateError                        a program used its State in a way that has no meaning
@@ -146,7 +146,7 @@ class EngineError(StructgenError):
 
 
 class OverloadedError(EngineError):
-    """As much is waiting as the engine's options allow: this request was not queued."""
+    """As much waits as the engine's options allow, or too much compiles: send it again later."""
 
 
 class EngineClosedError(EngineError):

@@ -25,6 +25,7 @@ from structgen.errors import (
     GenerationError,
     InvalidOutputError,
     OptionError,
+    OverloadedError,
 )
 from structgen.grammar.compiler import Grammar, compile_constraint
 from structgen.grammar.matcher import Vocabulary
@@ -115,7 +116,7 @@ class TestACompileThatTakesTooLong:
                 return_exceptions=True,
             )
             with pytest.raises(
-                ConstraintError, match=r"regex 'b': nothing new is compiled.* 2 constraints.*later"
+                OverloadedError, match=r"regex 'b': nothing new is compiled.* 2 constraints.*later"
             ):
                 await constraints.compiled(Regex("b"))
             again = await constraints.compiled(Regex("a"))
@@ -143,12 +144,39 @@ class TestACompileThatTakesTooLong:
         async with compiling(0.05) as (constraints, heavy):
             constraints._places = asyncio.Semaphore(0)  # as if others had them all the time
             with pytest.raises(
-                ConstraintError,
+                OverloadedError,
                 match=r"regex 'a' was not compiled within 0\.05 s .*, because others were; try",
             ):
                 await constraints.compiled(Regex("a"))
 
         assert heavy.calls == []
+
+    async def test_is_begun_once_however_often_it_is_sent(self) -> None:
+        async with compiling(0.05) as (constraints, heavy):
+            for _ in range(3):
+                with pytest.raises(ConstraintError, match="regex 'x' takes longer to compile"):
+                    await constraints.compiled(Regex("x"))
+            other = await constraints.compiled(Regex("a"))
+
+            assert constraints._stuck == 1
+            assert heavy.calls == [Regex("x"), Regex("a")]
+            assert other.accepts("a")
+
+    async def test_is_kept_where_it_was_the_fault_of_others(self) -> None:
+        async with compiling(0.2) as (constraints, heavy):
+            await constraints._places.acquire()
+            await constraints._places.acquire()  # as if others had them most of the time
+            asyncio.get_running_loop().call_later(0.15, constraints._places.release)
+            for _ in range(2):  # the second time, it goes on still
+                with pytest.raises(OverloadedError, match=r"regex 'x' was not compiled within"):
+                    await constraints.compiled(Regex("x"))
+            heavy.go.set()
+            await until(lambda: not constraints._stuck)
+            found = await constraints.compiled(Regex("x"))
+            constraints._places.release()
+
+        assert found.accepts("x")
+        assert heavy.calls == [Regex("x")]
 
     async def test_and_another_leave_no_place_to_the_queue(self) -> None:
         async with compiling(0.05) as (constraints, _):

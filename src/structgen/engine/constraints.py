@@ -5,8 +5,10 @@ Owns   the grammars that were compiled lately, the compiling that is under way, 
 Holds  a constraint is compiled once however many requests bring it at the same time; a request
        that is cancelled meanwhile leaves nothing behind, and if it was the only one that wanted
        the grammar, the grammar is dropped. A constraint that is refused, that takes too long or
-       that breaks the compiler fails its own requests. At most four threads compile at a time:
-       two that are waited for, and two that were given up, since no thread can be stopped.
+       that breaks the compiler fails its own requests; what others keep from being compiled is no
+       fault of it, and may be asked for again. At most four threads compile at a time: two that
+       are waited for, and two that were given up, since no thread can be stopped. No two of them
+       have the same constraint: who sends one again and again takes one of these places, not all.
        While they do, whoever holds the interpreter lock gives it up after half a millisecond:
        the thread that computes a step takes it hundreds of times.
 Used   by `engine`.
@@ -23,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from structgen.errors import ConstraintError, EngineClosedError
+from structgen.errors import ConstraintError, EngineClosedError, OverloadedError
 from structgen.grammar.compiler import KINDS, Grammar, compile_constraint, refusal
 from structgen.grammar.matcher import Vocabulary
 from structgen.models.checkpoint import Checkpoint
@@ -38,6 +40,7 @@ COMPILE_SECONDS = 10.0
 BRISK = 0.0005  # seconds
 
 Compiling = Callable[[Constraint, Vocabulary], Grammar]
+Refusal = ConstraintError | OverloadedError
 
 
 class Constraints:
@@ -58,7 +61,8 @@ class Constraints:
         self._under_way: dict[Constraint, _Compiling] = {}
         self._places = asyncio.Semaphore(COMPILING_AT_ONCE)
         self._turns = _Turns()
-        self._stuck = 0
+        # Whose threads went on after their time, and what was said of them.
+        self._going_on: dict[Constraint, Refusal] = {}
         self._closed = False
 
     async def grammar(self, request: Request) -> Grammar | None:
@@ -69,7 +73,7 @@ class Constraints:
         """The grammar of a constraint.
 
         Raises `ConstraintError` for a constraint that cannot be enforced, or not be compiled in
-        time.
+        time, `OverloadedError` where others keep it from being compiled.
         """
         constraint = _key(constraint)
         if (kept := self._alive.get(constraint)) is not None:
@@ -78,7 +82,7 @@ class Constraints:
             return kept
         found = self._under_way.get(constraint)
         if found is None:
-            self._check_stuck(constraint)
+            self._check_going_on(constraint)
             found = self._under_way[constraint] = _Compiling()
             found.task = asyncio.create_task(
                 self._run(constraint, found), name="structgen compiles a constraint"
@@ -88,9 +92,8 @@ class Constraints:
             outcome = await asyncio.shield(found.task)
         finally:
             found.waiting -= 1
-        if isinstance(outcome, ConstraintError):
-            # One error of its own for each request: a traceback belongs to one task.
-            raise ConstraintError(str(outcome)) from outcome.__cause__
+        if isinstance(outcome, Refusal):
+            raise _again(outcome)
         if outcome is None:
             raise EngineClosedError("the engine was closed while the constraint was compiled")
         return outcome
@@ -105,9 +108,7 @@ class Constraints:
         self._turns.restore()
         self._kept.clear()
 
-    async def _run(
-        self, constraint: Constraint, compiling: _Compiling
-    ) -> Grammar | ConstraintError | None:
+    async def _run(self, constraint: Constraint, compiling: _Compiling) -> Grammar | Refusal | None:
         """Compile when there is a place; None if nobody wants it any more."""
         begun: asyncio.Future[Grammar] | None = None
         began = 0.0
@@ -115,13 +116,13 @@ class Constraints:
             async with asyncio.timeout(self._seconds), self._places:
                 if self._closed or not compiling.waiting:
                     return None
-                self._check_stuck(constraint)
+                self._check_going_on(constraint)
                 began = asyncio.get_running_loop().time()
                 begun = _in_thread(functools.partial(self._compile, constraint, self._vocabulary))
                 self._turns.shorten(begun)
                 # Shielded: it goes on whether or not somebody waits.
                 grammar = await asyncio.shield(begun)
-        except ConstraintError as error:
+        except (ConstraintError, OverloadedError) as error:
             return error
         except TimeoutError:
             return self._late(constraint, begun, began)
@@ -139,10 +140,17 @@ class Constraints:
             self._keep(constraint, grammar)
         return grammar
 
-    def _check_stuck(self, constraint: Constraint) -> None:
-        """Begin nothing while too many threads cannot be stopped."""
+    @property
+    def _stuck(self) -> int:
+        """How many threads went on after their time, and cannot be stopped."""
+        return len(self._going_on)
+
+    def _check_going_on(self, constraint: Constraint) -> None:
+        """Begin nothing that still goes on, and nothing while too many threads do."""
+        if (said := self._going_on.get(constraint)) is not None:
+            raise _again(said)
         if self._stuck >= MOST_STUCK:
-            raise ConstraintError(
+            raise OverloadedError(
                 f"{in_words(constraint)}: nothing new is compiled at the moment, because "
                 f"{self._stuck} constraints that came before take more than {self._seconds:g} s "
                 "and cannot be stopped; try again later"
@@ -150,27 +158,30 @@ class Constraints:
 
     def _late(
         self, constraint: Constraint, begun: asyncio.Future[Grammar] | None, began: float
-    ) -> ConstraintError:
+    ) -> Refusal:
         """The error for a constraint whose time is over. Its thread, if it has one, goes on.
 
         began   when the thread did, if it has one, in the event loop's seconds
         """
         named, limit = in_words(constraint), f"{self._seconds:g} s (the engine's compile_timeout)"
-        queued = ConstraintError(
+        said: Refusal = OverloadedError(
             f"{named} was not compiled within {limit}, because others were; try again"
         )
         if begun is None:
-            return queued
-        self._stuck += 1
-        begun.add_done_callback(self._ended)
-        if asyncio.get_running_loop().time() - began < self._seconds / 2:
-            return queued
-        return ConstraintError(f"{named} takes longer to compile than {limit}; simplify it")
+            return said
+        if asyncio.get_running_loop().time() - began >= self._seconds / 2:
+            said = ConstraintError(f"{named} takes longer to compile than {limit}; simplify it")
+        self._going_on[constraint] = said
+        begun.add_done_callback(functools.partial(self._ended, constraint))
+        return said
 
-    def _ended(self, begun: asyncio.Future[Grammar]) -> None:
-        self._stuck -= 1
-        if not begun.cancelled():
-            begun.exception()  # looked at, or asyncio would report it as lost
+    def _ended(self, constraint: Constraint, begun: asyncio.Future[Grammar]) -> None:
+        said = self._going_on.pop(constraint)
+        # A failure is looked at in any case, or asyncio would report it as lost.
+        if begun.cancelled() or begun.exception() is not None or self._closed:
+            return
+        if isinstance(said, OverloadedError):  # who was told to try again finds it
+            self._keep(constraint, begun.result())
 
     def _keep(self, constraint: Constraint, grammar: Grammar) -> None:
         """Keep a grammar for later requests; those that were used longest ago make room."""
@@ -185,7 +196,7 @@ class Constraints:
 class _Compiling:
     """A constraint that is being compiled, and how many requests wait for it."""
 
-    task: asyncio.Task[Grammar | ConstraintError | None]
+    task: asyncio.Task[Grammar | Refusal | None]
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -247,6 +258,13 @@ def _in_thread(compiling: Callable[[], Grammar]) -> asyncio.Future[Grammar]:
 
     threading.Thread(target=run, name="structgen compiling", daemon=True).start()
     return made
+
+
+def _again(said: Refusal) -> Refusal:
+    """The same error for one more request: a traceback belongs to one task."""
+    found = type(said)(str(said))
+    found.__cause__ = said.__cause__
+    return found
 
 
 def vocabulary_of(checkpoint: Checkpoint, size: int) -> Vocabulary:

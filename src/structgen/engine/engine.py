@@ -254,7 +254,8 @@ class Engine:
         The result can be given to any generating call as `constraint=`, and asked what it accepts.
         Takes a constraint, a term, or a schema as `JsonSchema` does: a dict, a type, JSON text.
 
-        Raises `OptionError` for anything else, `ConstraintError` for what cannot be enforced.
+        Raises `OptionError` for anything else, `ConstraintError` for what cannot be enforced,
+        `OverloadedError` where others keep it from being compiled in time.
         """
         # `list[int]` is no type, and has an origin.
         is_schema = isinstance(constraint, str | bool | Mapping | type | UnionType)
