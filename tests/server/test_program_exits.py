@@ -1,4 +1,4 @@
-"""Programs that want to end the process: an error of theirs, and of nobody else."""
+"""Programs that raise what is no plain error: it is theirs, and of nobody else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 import pydantic
 import pytest
+from aiohttp import web
 
 from structgen import State, program
+from structgen.errors import StateError
 from tests.server.served import Serve, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +47,57 @@ async def late(s: State) -> None:
 async def read(s: State, whom: Picky) -> None: ...
 
 
-PROGRAMS = (branch, late, read)
+class Odd(BaseException):
+    pass
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+RAISED: dict[str, BaseException] = {
+    "redirect": web.HTTPFound("/elsewhere"),
+    "absent": web.HTTPNotFound(),
+    "group": BaseExceptionGroup("work", [ValueError("a"), SystemExit(4)]),
+    "generator": GeneratorExit("gone"),
+    "odd": Odd("own"),
+    "mute": MuteError(),
+    "misuse": StateError("of a state"),
+    "cancelled": asyncio.CancelledError("by itself"),
+}
+SAID = {
+    "redirect": "raised HTTPFound: Found",
+    "absent": "raised HTTPNotFound: Not Found",
+    "group": "ended by SystemExit: 4",
+    "generator": "raised RuntimeError: the program raised GeneratorExit",
+    "odd": "ended by Odd: own",
+    "mute": "raised MuteError: (what it says is not known: its __str__ raised RuntimeError)",
+    "misuse": "raised StateError: of a state",
+    "cancelled": "raised StructgenError: the program was cancelled from within: ",
+}
+
+
+@program
+async def raising(_: State, what: str) -> None:
+    raise RAISED[what]
+
+
+PROGRAMS = (branch, late, read, raising)
+
+
+class TestWhatAProgramRaises:
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_is_one_answer_whatever_it_is(self, serve: Serve, stream: bool) -> None:
+        async with serve(programs=PROGRAMS) as served:
+            for what, said in SAID.items():
+                body = {"arguments": {"what": what}, "stream": stream}
+                answer = await served.post("/v1/programs/raising", body)
+
+                assert (answer.status, answer.error["code"]) == (500, "program_failed"), what
+                assert f"the program raising {said}" in answer.error["message"]
+                assert "no words" not in answer.text
+            assert (await served.get("/health")).status == 200
 
 
 class TestAProgramThatExits:

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, Self, TypeVar
 
 from structgen.errors import BatchError, ConcurrentUseError, OptionError, StateError
-from structgen.program.tasks import cut, failure_of, result_of, start
+from structgen.program.tasks import cut, failure_of, named, result_of, start
 from structgen.sampling import check_whole
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ async def run_batch(
         error = failed[first]
         raise BatchError(
             f"{len(failed)} of {len(listed)} items failed, the first of them item {first} with "
-            f"{type(error).__name__}: {error}; all outcomes are in `.outcomes` of this error, and "
+            f"{named(error)}; all outcomes are in `.outcomes` of this error, and "
             "return_exceptions=True returns them",
             outcomes,
         ) from error

@@ -20,6 +20,7 @@ from structgen.errors import GenerationError, StateError
 from structgen.events import CallEnded, CallStarted, Channel, TextDelta
 from structgen.output.reasoning import Splitter
 from structgen.program.run import Interruption, Place, Run
+from structgen.program.tasks import named
 from structgen.request import Completion, Delta, Finish, Request, Usage, join_deltas
 
 
@@ -241,7 +242,7 @@ class Generation(Interruption):
                 reason=None if error is not None else finish.reason,
                 usage=finish.usage,
                 waited=finish.waited,
-                error="" if error is None else f"{type(error).__name__}: {error}",
+                error="" if error is None else named(error),
             )
         if self._gone is not None:
             self._gone.set()

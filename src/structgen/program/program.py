@@ -51,6 +51,7 @@ from structgen.program.cursor import Cursor
 from structgen.program.result import Result
 from structgen.program.run import CURRENT_RUN, NO_BUDGET, Budget, Run
 from structgen.program.state import State
+from structgen.program.tasks import named
 from structgen.program.watch import RunStream
 from structgen.sampling import check_range, check_whole
 
@@ -181,7 +182,7 @@ class Program(Generic[P, R]):
         try:
             yield
         except BaseException as failure:
-            error = _named(failure)
+            error = named(failure)
             raise
         finally:
             run.tell(ProgramLeft, state=cursor.number, program=name, error=error)
@@ -341,7 +342,7 @@ class Program(Generic[P, R]):
         try:
             value = await self._timed(run, cursor, args, kwargs)
         except BaseException as failure:
-            error = _named(failure)
+            error = named(failure)
             raise
         finally:
             CURRENT_RUN.reset(token)
@@ -430,10 +431,6 @@ class Program(Generic[P, R]):
     __name__: str
     __qualname__: str
     __wrapped__: Callable[..., Any]
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 class ProgramMethod(Protocol[S_contra, P, R]):

@@ -83,7 +83,8 @@ def failure_of(task: asyncio.Task[Any], who: str) -> BaseException | None:
     """What a task that has ended failed with, None if it returned.
 
     What an async iterator could not raise as it is becomes another error: to whoever reads, a
-    bare `CancelledError` would look like a cancellation, and `StopAsyncIteration` like the end.
+    bare `CancelledError` would look like a cancellation, `StopAsyncIteration` like the end, and
+    `GeneratorExit` as if the reader were closed.
     """
     try:
         task.result()
@@ -93,13 +94,22 @@ def failure_of(task: asyncio.Task[Any], who: str) -> BaseException | None:
             "cancelled; catch asyncio.CancelledError around that await if it may happen"
         )
         return _caused(StructgenError(text), error)
-    except StopAsyncIteration as error:
-        return _caused(RuntimeError(f"{who} raised StopAsyncIteration"), error)
+    except (StopAsyncIteration, GeneratorExit) as error:
+        return _caused(RuntimeError(f"{who} raised {type(error).__name__}"), error)
     except Exit as error:
         return _meant(error)
     except BaseException as error:  # noqa: BLE001 - handed on to whoever waits for the task
         return error
     return None
+
+
+def named(error: BaseException) -> str:
+    """The type of an error and what it says, if its own code lets it say anything."""
+    try:
+        said = str(error)
+    except Exception as failure:  # noqa: BLE001 - it must not take the place of the error
+        said = f"(what it says is not known: its __str__ raised {type(failure).__name__})"
+    return f"{type(error).__name__}: {said}"
 
 
 def _meant(exit_: Exit) -> BaseException:

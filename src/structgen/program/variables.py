@@ -11,6 +11,7 @@ from typing import Any
 
 from structgen.errors import PendingError, StateError, UnknownVariableError
 from structgen.output.choices import ChoiceScore
+from structgen.program.tasks import named
 from structgen.request import Completion
 
 Value = Any  # a variable holds whatever a program puts there
@@ -125,7 +126,7 @@ class Variables:
                 f"no variable {name!r}; {there} (a gen, select or stream sets one when it is "
                 "awaited)"
             )
-        reason = f"{type(failure).__name__}: {failure}" if str(failure) else type(failure).__name__
+        reason = named(failure).removesuffix(": ")
         return f"no variable {name!r}, because generating it failed with {reason}; {there}"
 
 
@@ -134,6 +135,6 @@ def _bare(error: BaseException) -> BaseException:
     try:
         bare = copy.copy(error)
     except Exception:  # noqa: BLE001 - whatever a foreign error does in its constructor
-        bare = StateError(f"{type(error).__name__}: {error}")
+        bare = StateError(named(error))
     bare.__cause__ = bare.__context__ = None
     return bare.with_traceback(None)

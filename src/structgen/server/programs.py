@@ -20,7 +20,14 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from structgen.errors import BudgetError, OptionError, leaves
+from structgen.errors import (
+    BatchError,
+    BudgetError,
+    OptionError,
+    StateError,
+    StructgenError,
+    leaves,
+)
 from structgen.events import (
     LISTENERS,
     BranchClosed,
@@ -36,10 +43,10 @@ from structgen.events import (
     VariableSet,
 )
 from structgen.options import did_you_mean
-from structgen.output.values import json_of, readable
+from structgen.output.values import LARGE, json_in_turns, json_of, readable
 from structgen.program.program import Program
 from structgen.program.result import Result
-from structgen.program.tasks import EXITS, cut, result_of, start
+from structgen.program.tasks import cut, failure_of, named, start
 from structgen.server.call import Call
 from structgen.server.endpoint import Endpoint
 from structgen.server.errors import SERVER, ApiError, api_error, of_validation, unknown_model
@@ -48,6 +55,7 @@ from structgen.server.openai.replies import Usage
 from structgen.server.openai.wire import Body, Bounded, Whole
 from structgen.server.sse import EventStream
 from structgen.server.tenant import Tenant
+from structgen.waiting import TURN
 
 ProgramEvent = (
     RunStarted
@@ -66,7 +74,6 @@ _OPENING = (
     *(RunStarted, ProgramEntered, BranchOpened, BranchClosed, CallStarted),
     *(ProgramLeft, RunEnded),
 )
-_TURN = 0.005  # seconds of sending after which others have their turn
 N = TypeVar("N", int, float)
 _log = logging.getLogger("structgen.server")
 
@@ -179,8 +186,10 @@ async def run_program(call: Call) -> web.StreamResponse:
                 return await (_streamed(run) if run.body.stream else _whole(run))
             except Exception as error:
                 raise run.failure(error) from error
-    except EXITS as error:
-        # Of this task, aiohttp's, it would end the whole server.
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        # Of this task, aiohttp's, it would end the whole server, or the connection without a word.
         raise _exited(call, endpoint.name, error) from error
 
 
@@ -218,6 +227,7 @@ class _Run:
         self.created = int(time.time())
         self.left = False  # the client has
         self.turn = 0.0  # when the others had their last
+        self._texts: dict[int, tuple[str, msgspec.Raw]] = {}  # large ones, by their identity
         service = call.service
         if body.model is not None and body.model not in service.names:
             raise unknown_model(body.model, service.names)
@@ -246,10 +256,10 @@ class _Run:
         self.call.names.update(tokens="budget.tokens", seconds="budget.seconds")
         return program.budget(tokens=tokens, seconds=seconds)
 
-    def answer(self, result: Result[Any]) -> ProgramResult:
-        """What came of it. Raises `ApiError` for a value that JSON has no form for."""
+    async def answer(self, result: Result[Any]) -> bytes:
+        """What came of it, as JSON. Raises `ApiError` for a value that JSON has no form for."""
         try:
-            value = json_of(result.value)
+            value = await self.written(result.value)
         except TypeError as error:
             raise ApiError(
                 500,
@@ -259,25 +269,64 @@ class _Run:
                 type_=SERVER,
                 code="value_not_json",
             ) from None
-        written = {name: _written(value) for name, value in result.variables.items()}
-        omitted = [name for name, data in written.items() if data is None]
-        return ProgramResult(
+        variables, omitted = dict[str, msgspec.Raw](), list[str]()
+        for name, each in result.variables.items():
+            data = None if readable(name) != name else await self.written_or_none(each)
+            if data is None:
+                omitted.append(readable(name))
+            else:
+                variables[name] = data
+            await self.give_turn()
+        answer = ProgramResult(
             id=self.id,
             created=self.created,
             program=self.name,
-            value=msgspec.Raw(value),
+            value=value,
             text=readable(result.text()),
-            variables={name: data for name, data in written.items() if data is not None},
+            variables=variables,
             omitted=omitted or UNSET,
             usage=Usage.of(result.usage),
         )
+        await asyncio.sleep(0)
+        return msgspec.json.encode(answer)
+
+    async def written(self, value: object) -> msgspec.Raw:
+        """A value as JSON. Raises `TypeError` for what JSON has no form for."""
+        if type(value) is not str or len(value) < LARGE:
+            return msgspec.Raw(await json_in_turns(value))
+        if id(value) not in self._texts:
+            # It is told of as a variable, and may be one at the end, and the value, too.
+            self._texts[id(value)] = value, msgspec.Raw(await json_in_turns(value))
+        return self._texts[id(value)][1]
+
+    async def written_or_none(self, value: object) -> msgspec.Raw | None:
+        """A value as JSON, None for what JSON has no form for."""
+        try:
+            return await self.written(value)
+        except TypeError:
+            return None
+
+    async def give_turn(self) -> None:
+        """Let others run, if it is time. What is there already is done without any waiting."""
+        if time.perf_counter() - self.turn > TURN:
+            await asyncio.sleep(0)
+            self.turn = time.perf_counter()
+
+    async def event(self, event: Event, began: float) -> bytes:
+        """An event as JSON; its time counts from the beginning of the run."""
+        changes: dict[str, Any] = {"at": round(event.at - began, 6)}
+        if isinstance(event, VariableSet):
+            data = await self.written_or_none(event.value)
+            changes["value"] = UNSET if data is None else data
+        told = msgspec.structs.replace(event, **changes)
+        try:
+            return msgspec.json.encode(told)
+        except UnicodeEncodeError:
+            return json_of(told)
 
     async def send(self, stream: EventStream, data: bytes, event: str) -> None:
         """Send an event, and note where that is how it is found out that the client left."""
-        if time.perf_counter() - self.turn > _TURN:
-            # What is there already is sent without any waiting, and may be very much.
-            await asyncio.sleep(0)
-            self.turn = time.perf_counter()
+        await self.give_turn()
         try:
             await stream.send(data, event)
         except ConnectionResetError:
@@ -291,11 +340,13 @@ class _Run:
             return error
         if isinstance(error, BudgetError):
             return self._exhausted(error)
-        found = api_error(error, self.call.names)
-        if found is None:
+        # What a program raises of aiohttp's is meant for a client of its own, or for nobody.
+        theirs = isinstance(error, web.HTTPException)
+        found = None if theirs else api_error(error, self.call.names)
+        if found is None or _is_programs_own(error):
             said = traceback_of(error)
             _log.error("program %s failed in %s\n%s", self.name, self.call.id, said)
-            message = readable(f"the program {self.name} raised {type(error).__name__}: {error}")
+            message = readable(f"the program {self.name} raised {named(error)}")
             return ApiError(500, message, type_=SERVER, code="program_failed")
         if isinstance(error, OptionError) and error.option not in self.call.names:
             found.param = None  # an option that the program gave, and that is no field here
@@ -322,9 +373,10 @@ def log_exit(error: BaseException) -> None:
 
 
 def _exited(call: Call, name: str, error: BaseException) -> ApiError:
-    """What a client is told of a program that wanted to end the process."""
+    """What a client is told of a program that ended by what is no error, as if to exit."""
     _log.error("program %s wanted to exit in %s\n%s", name, call.id, traceback_of(error))
-    message = f"the program {name} ended by {type(error).__name__}: {error}"
+    inner = next((each for each in leaves(error) if not isinstance(each, Exception)), error)
+    message = f"the program {name} ended by {named(inner)}"
     return ApiError(500, readable(message), type_=SERVER, code="program_failed")
 
 
@@ -337,12 +389,9 @@ def _errors(error: BaseException) -> Iterator[Exception]:
     return (each for each in leaves(error) if isinstance(each, Exception))
 
 
-def _written(value: object) -> msgspec.Raw | None:
-    """A value as JSON, None for what JSON has no form for."""
-    try:
-        return msgspec.Raw(json_of(value))
-    except TypeError:
-        return None
+def _is_programs_own(error: Exception) -> bool:
+    """Whether an error is that of a program that uses structgen wrongly, or that fails."""
+    return type(error) is StructgenError or isinstance(error, StateError | BatchError)
 
 
 @contextmanager
@@ -369,11 +418,10 @@ async def _whole(run: _Run) -> web.StreamResponse:
         run.tenant.leave()
         if not task.done():
             await cut([task])
-    if task.cancelled():
-        raise ApiError(
-            500, f"the program {run.name} cancelled itself", type_=SERVER, code="program_failed"
-        )
-    return run.call.answer(run.answer(result_of(task)))
+    if (failure := failure_of(task, "the program")) is not None:
+        raise failure
+    answer = await run.answer(task.result())
+    return web.Response(body=answer, content_type="application/json")
 
 
 # ---------------------------------------------------------------- as a stream
@@ -393,16 +441,16 @@ async def _streamed(run: _Run) -> web.StreamResponse:
                     await _tell(run, stream, held, began)
         finally:
             run.tenant.leave()
-        answer = run.answer(running.result)
+        answer = await run.answer(running.result)
     await _tell(run, stream, held, began)
-    await run.send(stream, msgspec.json.encode(answer), "result")
+    await run.send(stream, answer, "result")
     return await stream.end()
 
 
 async def _tell(run: _Run, stream: EventStream, held: list[Event], began: float) -> None:
     """Send the events that were held back."""
     for event in held:
-        await run.send(stream, _event(event, began), _kind(event))
+        await run.send(stream, await run.event(event, began), _kind(event))
     held.clear()
 
 
@@ -413,16 +461,3 @@ def _shows_nothing(event: Event) -> bool:
 
 def _kind(event: Event) -> str:
     return str(type(event).__struct_config__.tag)
-
-
-def _event(event: Event, began: float) -> bytes:
-    """An event as JSON; its time counts from the beginning of the run."""
-    changes: dict[str, Any] = {"at": round(event.at - began, 6)}
-    if isinstance(event, VariableSet):
-        data = _written(event.value)
-        changes["value"] = UNSET if data is None else data
-    told = msgspec.structs.replace(event, **changes)
-    try:
-        return msgspec.json.encode(told)
-    except UnicodeEncodeError:
-        return json_of(told)

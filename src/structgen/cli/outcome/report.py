@@ -65,7 +65,7 @@ def to_json(outcome: Outcome, **more: object) -> str:
 
 def _value(value: object) -> msgspec.Raw:
     try:
-        return msgspec.Raw(json_of(value))
+        return msgspec.Raw(json_of(value, exact=True))
     except TypeError as error:
         raise CommandError(f"the program's value cannot be written as JSON: {error}") from None
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from structgen.events import CallEnded, CallKind, CallStarted
 from structgen.program.cursor import Cursor
+from structgen.program.tasks import named
 from structgen.request import Usage
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ async def reported(
     try:
         value, usage = await work()
     except BaseException as error:
-        run.tell(CallEnded, error=f"{type(error).__name__}: {error}", **where)
+        run.tell(CallEnded, error=named(error), **where)
         raise
     run.tell(CallEnded, reason="stop", usage=usage, **where)
     return value, usage

@@ -28,6 +28,7 @@ from structgen.output.values import readable
 from structgen.program.calls.generating import answers_to, kept_parts, meta_of, together
 from structgen.program.cursor import Cursor
 from structgen.program.expression import Gen
+from structgen.program.tasks import named
 from structgen.request import prompt_text
 
 OnError = Literal["tell", "raise"]
@@ -139,6 +140,6 @@ async def _run(calling: Calling, asked: Asked) -> ToolCall:
     except Exception as error:
         if calling.on_error == "raise":
             raise
-        told = readable(f"{type(error).__name__}: {error}")
+        told = readable(named(error))
         return ToolCall(asked.name, arguments, None, error, told)
     return ToolCall(asked.name, arguments, result, None, text)
