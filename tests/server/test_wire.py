@@ -196,3 +196,59 @@ class TestTheOptionsOfAProgram:
         stops = json.dumps(["a"] * (MOST["stop"] + 1)).encode()
         with pytest.raises(msgspec.ValidationError, match="stop: 1,025 values are more than"):
             msgspec.json.decode(b'{"options": {"stop": %s}}' % stops, type=ProgramBody)
+
+
+class TestAMessage:
+    """Of its parts and calls, too, no field is dropped in silence."""
+
+    @pytest.mark.parametrize(
+        ("message", "field"),
+        [
+            ({"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}, "content[0].x"),
+            (
+                {"role": "user", "content": [{"type": "text", "text": "a", "image_url": "b"}]},
+                "content[0].image_url",
+            ),
+            (
+                {"role": "user", "content": [{"type": "text", "text": "a", "refusal": "b"}]},
+                "content[0].refusal",
+            ),
+            (
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f"}, "x": 1}]},
+                "tool_calls[0].x",
+            ),
+            (
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "x": 1}}]},
+                "tool_calls[0].function.x",
+            ),
+        ],
+        ids=["part", "media", "refusal", "call", "function"],
+    )
+    async def test_is_refused_for_what_is_not_read(
+        self, serve: Serve, message: dict[str, Any], field: str
+    ) -> None:
+        async with serve() as served:
+            answer = await served.post(CHAT, {"messages": [message]})
+
+        assert answer.status == 400
+        assert field.rpartition(".")[2] in answer.error["param"]
+        assert answer.error["param"].startswith("messages[")
+
+    async def test_may_have_what_clients_send_back(self, serve: Serve) -> None:
+        part = {"type": "text", "text": "a", "annotations": [], "cache_control": {"type": "e"}}
+        function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+        call = {"id": "1", "type": "function", "index": 0, "function": function}
+        answered = dict.fromkeys(("refusal", "audio", "function_call", "annotations", "parsed"))
+        said = {**answered, "role": "assistant", "content": [part], "reasoning_content": "hm"}
+        messages = [*HI["messages"], {**said, "tool_calls": [call]}, *HI["messages"]]
+        async with serve() as served:
+            answer = await served.post(CHAT, {"messages": messages, "max_tokens": 1})
+
+        assert answer.status == 200, answer.text
+
+    async def test_of_half_a_character_is_told_so(self, serve: Serve) -> None:
+        async with serve(config=ServerConfig(names=("m",))) as served:
+            answer = await served.post(COMPLETIONS, b'{"model":"m","prompt":"a\\ud83d"}')
+
+        assert answer.status == 400
+        assert r"\ud83d is half of a surrogate pair" in answer.error["message"]

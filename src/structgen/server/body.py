@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import re
 from typing import TypeVar
 
 import msgspec
@@ -24,6 +25,9 @@ MOST_PARTS = 100_000  # lists, objects and texts, names of fields included; 200 
 MOST_VALUES = 500_000  # of lists and objects; numbers take 50 ns each
 SMALL = 1 << 16  # bytes of a body that cannot have so many that it would matter
 _SLICE = 1 << 16  # bytes that are looked through at a time, in 2 ms at the most
+# Half of a surrogate pair, behind which there is no room for the other: so it seems cut off.
+_HALF_AT_END = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})[^\\]{0,5}$", re.DOTALL)
+_TAIL = 64
 _LARGE = 4 << 20  # bytes of a body of which it would take long to say which field is the largest
 
 
@@ -50,14 +54,32 @@ async def check_counts(data: bytes, type_: object) -> None:
 def decoded(data: bytes, type_: type[T]) -> T:
     """The body as a value of a type. Raises the errors of `msgspec.json.decode`."""
     if len(data) <= SMALL or not gc.isenabled():
-        return msgspec.json.decode(data, type=type_)
+        return _decoded(data, type_)
     # All that is made here stays until it is whole. The collector would look through it, and
     # through everything else there is, again and again: nine tenths of the time.
     gc.disable()
     try:
-        return msgspec.json.decode(data, type=type_)
+        return _decoded(data, type_)
     finally:
         gc.enable()
+
+
+def _decoded(data: bytes, type_: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except msgspec.DecodeError as error:
+        if (explanation := explained(error, data)) is error:
+            raise
+        raise explanation from None
+
+
+def explained(error: msgspec.DecodeError, data: bytes) -> msgspec.DecodeError:
+    """What is wrong with JSON, where msgspec only says that it came to its end too soon."""
+    if "truncated" in str(error) and (half := _HALF_AT_END.search(data[-_TAIL:])) is not None:
+        return msgspec.DecodeError(
+            f"{half[1].decode()} is half of a surrogate pair, and no text; send whole characters"
+        )
+    return error
 
 
 class _Counts:

@@ -47,6 +47,7 @@ from structgen.output.values import LARGE, json_in_turns, json_of, readable
 from structgen.program.program import Program
 from structgen.program.result import Result
 from structgen.program.tasks import cut, failure_of, named, start
+from structgen.server.body import explained
 from structgen.server.call import Call
 from structgen.server.endpoint import Endpoint
 from structgen.server.errors import SERVER, ApiError, api_error, of_validation, unknown_model
@@ -364,6 +365,8 @@ def _arguments(endpoint: Endpoint, data: bytes) -> dict[str, Any]:
     try:
         return endpoint.read(b"{}" if data == b"null" else data)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, msgspec.DecodeError):
+            error = explained(error, data)
         raise of_validation(error, endpoint.parameters.get("properties", ()), "arguments") from None
 
 

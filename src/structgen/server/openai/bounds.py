@@ -13,7 +13,7 @@ from typing import Any
 
 from structgen.models.template import TemplateChat
 from structgen.sampling import INT32_MAX, LEAST_REPETITION
-from structgen.server.openai.wire import MOST, StructuredOutputs
+from structgen.server.openai.wire import MOST, PARTS_OF_OTHER_TYPES, StructuredOutputs
 from structgen.server.service import Service
 
 Json = dict[str, Any]
@@ -58,6 +58,7 @@ _TYPES: Mapping[tuple[str, str], Json] = {
     ("ChatMessage", "function_call"): _NULL,
     ("CalledTool", "type"): {"const": "function"},
     ("CompletionBody", "suffix"): {"enum": ["", None]},
+    **{("ContentPart", field): _NULL for field in PARTS_OF_OTHER_TYPES},
     ("ContentPart", "type"): {"enum": ["text", "input_text", "output_text", "refusal"]},
     ("Function", "name"): {"type": "string", "pattern": _NAME},
     ("NamedTool", "type"): {"const": "function"},
@@ -80,9 +81,10 @@ def _has(name: str) -> Json:
 
 
 def _part(field: str, *types: str) -> Json:
-    """A part of one of these types has its text in this field."""
+    """A part of one of these types has its text in this field, and in no other."""
+    other = "text" if field == "refusal" else "refusal"
     return {
-        "properties": {"type": {"enum": list(types)}, field: {"type": "string"}},
+        "properties": {"type": {"enum": list(types)}, field: {"type": "string"}, other: _NULL},
         "required": ["type", field],
     }
 

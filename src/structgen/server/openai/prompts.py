@@ -19,7 +19,13 @@ from structgen.chat import Chat, Turn
 from structgen.errors import TemplateError
 from structgen.request import Prompt, Text
 from structgen.server.errors import ApiError
-from structgen.server.openai.wire import CalledTool, ChatMessage, ContentPart, check_count
+from structgen.server.openai.wire import (
+    PARTS_OF_OTHER_TYPES,
+    CalledTool,
+    ChatMessage,
+    ContentPart,
+    check_count,
+)
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _ROLES |= {"tool": "tool"}
@@ -201,7 +207,12 @@ def _part(part: ContentPart, place: str) -> str:
             param=f"{place}.type",
             code="unsupported",
         )
-    text = part.refusal if part.type == "refusal" else part.text
+    own, other = ("refusal", "text") if part.type == "refusal" else ("text", "refusal")
+    for field in (other, *PARTS_OF_OTHER_TYPES):
+        if getattr(part, field) is not None:
+            said = f"{place}.{field}: a part of type {part.type} has none; leave it out"
+            raise ApiError(400, said, param=f"{place}.{field}")
+    text: str | None = getattr(part, own)
     if text is None:
         raise ApiError(400, f"{place}.text: it is missing", param=f"{place}.text")
     return text

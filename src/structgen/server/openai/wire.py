@@ -145,15 +145,19 @@ class Generating(Bounded, kw_only=True):
     prompt_cache_retention: Any = None
 
 
-class FunctionCall(msgspec.Struct, kw_only=True):
-    """The function of a tool call in a message of the assistant; `arguments` is JSON text."""
+class FunctionCall(Body, kw_only=True):
+    """The function of a tool call in a message of the assistant; `arguments` is JSON text.
+
+    parsed_arguments   what a client made of them: ignored
+    """
 
     name: str
     arguments: str = "{}"
+    parsed_arguments: Any = None
 
 
-class CalledTool(msgspec.Struct, kw_only=True):
-    """A tool call in a message of the assistant."""
+class CalledTool(Body, kw_only=True):
+    """A tool call in a message of the assistant; its place in a stream, `index`, is ignored."""
 
     function: FunctionCall
     id: str | None = None
@@ -161,12 +165,32 @@ class CalledTool(msgspec.Struct, kw_only=True):
     index: Whole | None = None
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message; text is the only one that is read."""
+class ContentPart(Body, kw_only=True):
+    """A part of a message; text is the only one that is read.
+
+    annotations, logprobs                      of an earlier answer: ignored
+    cache_control, prompt_cache_breakpoint     where a cache may begin anew: ignored, it finds that
+    image_url and what follows it              of parts that are refused, by their type
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
+    image_url: Any = None
+    detail: Any = None
+    input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
+    file: Any = None
+
+
+PARTS_OF_OTHER_TYPES = ContentPart.__struct_fields__[
+    ContentPart.__struct_fields__.index("image_url") :
+]
 
 
 class ChatMessage(Body, kw_only=True):
