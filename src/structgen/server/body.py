@@ -1,10 +1,13 @@
-"""What is in a body, counted before it is decoded, which is done in one piece.
+"""What is in a body: unpacked piece by piece, counted, and then decoded in one piece.
 
-Owns   how many values a body may have, whatever its fields are, and how it is decoded.
+Owns   how gzip and deflate are undone, how many values a body may have, whatever its fields are,
+       and how it is decoded.
 Holds  the event loop is not held up while a body is counted, and no longer than 50 ms while it is
        decoded. msgspec keeps the interpreter lock all the time, so that a thread would not help;
        what it takes depends on the number of values, and hardly on the length of texts.
-Used   by `call`.
+       A few hundred bytes may unpack to as many megabytes: that is done for who may call, and
+       never by the parser of HTTP, which would go on with it after the answer, all at once.
+Used   by `call`, and by `connection`.
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ import asyncio
 import functools
 import gc
 import re
-from typing import TypeVar
+import zlib
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 import msgspec
+from aiohttp.web_protocol import RequestHandler
 
 from structgen.server.errors import ApiError
 
@@ -29,6 +35,53 @@ _SLICE = 1 << 16  # bytes that are looked through at a time, in 2 ms at the most
 _HALF_AT_END = re.compile(rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2})[^\\]{0,5}$", re.DOTALL)
 _TAIL = 64
 _LARGE = 4 << 20  # bytes of a body of which it would take long to say which field is the largest
+_PIECE = 1 << 17  # bytes that are unpacked at a time, in less than 1 ms
+_DEFLATE = 8  # what the first byte of zlib's form says of the method; raw deflate has no such byte
+
+
+class LeavesPacked(RequestHandler):
+    """A connection that hands bodies on as they were sent."""
+
+    __slots__ = ()
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, auto_decompress=False, **keywords)
+
+
+class Unpacker:
+    """Unpacks one body, of which pieces come."""
+
+    def __init__(self, encoding: str) -> None:
+        """`encoding` is "gzip" or "deflate", which is in zlib's form or raw: clients send both."""
+        self._gzip = encoding == "gzip"
+        self._stream = zlib.decompressobj(16 + zlib.MAX_WBITS) if self._gzip else None
+
+    def unpacked(self, data: bytes) -> Iterator[bytes]:
+        """What the next bytes unpack to, in pieces that are small.
+
+        Raises `ValueError` for what is not packed in this way, or goes on after its end.
+        """
+        if self._stream is None:
+            raw = data[0] & 0xF != _DEFLATE
+            self._stream = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS)
+        stream = self._stream
+        while data or not stream.eof:
+            if stream.eof:
+                raise ValueError("something follows its end")
+            try:
+                piece = stream.decompress(data, _PIECE)
+            except zlib.error as error:
+                raise ValueError(str(error)) from None
+            data = stream.unused_data or stream.unconsumed_tail
+            if piece:
+                yield piece
+            elif not data:
+                return
+
+    def check_whole(self) -> None:
+        """Raise `ValueError` where its end has not come."""
+        if self._stream is None or not self._stream.eof:
+            raise ValueError("its end is missing")
 
 
 async def check_counts(data: bytes, type_: object) -> None:

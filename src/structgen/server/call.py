@@ -13,6 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Literal, TypeVar
 from uuid import uuid4
@@ -23,12 +24,13 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
 from structgen.request import Delta, Namespace, Usage
-from structgen.server.body import check_counts, decoded
+from structgen.server.body import LeavesPacked, Unpacker, check_counts, decoded
 from structgen.server.errors import (
     ENCODINGS,
     SERVER,
     ApiError,
     api_error,
+    broken_body,
     of_http,
     of_validation,
     too_large,
@@ -48,6 +50,7 @@ Access = Literal["open", "user", "admin"]
 """Who may call a route: everybody, who has a key (where there are keys), who has an admin's."""
 
 GONE = 499  # in logs and metrics only: the client left before it was answered
+_LINGERING = 1.0  # seconds in which the rest of a body is read that aiohttp unpacks
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger("structgen.server")
 
@@ -171,29 +174,72 @@ class Call:
 
     def _check_encoding(self) -> None:
         """Refuse a body that is packed in a way that is not undone here."""
-        given = self.request.headers.get("Content-Encoding", "")
-        if given.strip().lower() not in ENCODINGS:
-            raise unsupported_encoding(given)
+        if self._encoding not in ENCODINGS:
+            raise unsupported_encoding(self._encoding)
 
     async def _read(self) -> bytes:
         most, seconds = self.service.config.max_body, self.service.config.transfer
         if (self.request.content_length or 0) > most:
             raise too_large(most)
-        found = bytearray()
+        found, sent = bytearray(), 0
+        unpacker = self._unpacker()
         try:
             async with asyncio.timeout(seconds):
                 async for piece in self.request.content.iter_chunked(1 << 16):
-                    found += piece
-                    if len(found) > most:
-                        raise too_large(most)
+                    sent += len(piece)
+                    for part in (piece,) if unpacker is None else unpacker.unpacked(piece):
+                        found += part
+                        if max(len(found), sent) > most:
+                            raise too_large(most)
+                        # What is here already would be unpacked without any waiting.
+                        await asyncio.sleep(0)
+            if unpacker is not None and sent:
+                unpacker.check_whole()
         except TimeoutError:
             self._broken = True
             raise too_slow("body", seconds) from None
         except RequestPayloadError:
-            raise ApiError(
-                400, "the body cannot be read: its chunks, or its compression, are broken"
-            ) from None
+            raise broken_body("its chunks, or its compression, are broken") from None
+        except ValueError as error:
+            raise broken_body(f"its compression is broken: {error}") from None
         return bytes(found)
+
+    @property
+    def _encoding(self) -> str:
+        """How its body is packed, as its headers say."""
+        given = self.request.headers.getall("Content-Encoding", ())
+        return ", ".join(given).strip().lower()
+
+    def _unpacker(self) -> Unpacker | None:
+        """What unpacks its body; None where it is not packed, or aiohttp unpacks it."""
+        packed = self._encoding not in {"", "identity"}
+        return Unpacker(self._encoding) if packed and self._is_ours else None
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether its connection is one of ours, and not of an application of somebody else's."""
+        return isinstance(self.request.protocol, LeavesPacked)
+
+    async def cut(self, response: web.StreamResponse) -> None:
+        """Send the answer, and end a connection on which aiohttp would unpack what is not read.
+
+        It reads the rest of a body after the answer, and of one that is packed it would unpack
+        all without letting anybody else have a turn.
+        """
+        rest = self.request.content
+        if self._is_ours or self._encoding in {"", "identity"} or rest.is_eof():
+            return
+        if not response.prepared:
+            response.force_close()
+        await response.prepare(self.request)
+        await response.write_eof()
+        # Closed at once, the connection would be reset, and the client might not see its answer.
+        with suppress(TimeoutError, RequestPayloadError):
+            async with asyncio.timeout(_LINGERING):
+                while not rest.is_eof():
+                    await rest.readany()
+                    await asyncio.sleep(0)
+        self.request.protocol.force_close()
 
     async def fail(self, error: ApiError) -> web.StreamResponse:
         """Answer by an error, in the stream if that has begun."""
@@ -223,6 +269,7 @@ def framed(
             with spanned(call):
                 response = await _answered(call, route)
             status = response.status
+            await call.cut(response)
         except ConnectionResetError:
             # A write found out before the call was cancelled. Raised, it would be logged by aiohttp
             # as a fault of ours; of an answer it finds out, too, that nobody is there.

@@ -11,23 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.http_exceptions import LineTooLong
 
+from structgen.server.body import LeavesPacked
 from structgen.server.call import refused, request_id
 from structgen.server.config import ServerConfig
-from structgen.server.errors import SERVER, ApiError, of_http, too_slow, unsupported_encoding
+from structgen.server.errors import SERVER, ApiError, of_http, too_slow
 from structgen.server.observe.access_log import log_refusal, traceback_of
 
 _UNHEARD = 5.0  # seconds in which a connection too many may ask, to be told so
 _LINGERING = 10.0  # seconds in which the rest of a body is read that was answered before
-_ENCODING = re.compile(r"Can not decode content-encoding: .*\((\w+)\)")  # needs what is not here
 _LIVE = b"GET /live "
 _log = logging.getLogger("structgen.server")
 
@@ -51,7 +49,7 @@ class Connections:
         return len(self.open) >= self.config.connections
 
 
-class Connection(RequestHandler):
+class Connection(LeavesPacked):
     """A connection: aiohttp's, with limits of time, and with errors in JSON."""
 
     __slots__ = ("_among", "_head", "_unread", "_wire")
@@ -206,8 +204,6 @@ def _too_many() -> ApiError:
 
 def _malformed(error: BaseException | None, message: str) -> ApiError:
     """What the parser refuses. Its messages repeat the line, which is nobody's but the client's."""
-    if isinstance(error, ContentEncodingError) and (named := _ENCODING.search(message)):
-        return unsupported_encoding(named[1])
     if isinstance(error, LineTooLong):
         reason = "its first line, or a header, is too long"
     else:

@@ -237,6 +237,11 @@ def unsupported_encoding(given: str) -> ApiError:
     )
 
 
+def broken_body(reason: str) -> ApiError:
+    """A body whose chunks, or whose compression, cannot be undone."""
+    return ApiError(400, f"the body cannot be read: {reason}; send it again, or as it is")
+
+
 def too_large(most: int) -> ApiError:
     """A body that is too large. `most` is in bytes."""
     return ApiError(
