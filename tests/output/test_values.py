@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from structgen.output.values import json_of
+from structgen.output.values import LARGE, json_in_turns, json_of
 
 
 class Shade(enum.Enum):
@@ -110,3 +110,40 @@ class TestAValue:
     def test_is_refused_where_json_has_no_form_for_it(self, value: object, message: str) -> None:
         with pytest.raises(TypeError, match=message):
             json_of(value)
+
+
+DEEP: dict[Any, Any] = {"a": [{"b": "\u00e9\n" * LARGE, 1: None}, (2.5, "x")], "c": [[]] * LARGE}
+
+
+class TestALargeValue:
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "a\u20ac" * LARGE,
+            list(range(LARGE)),
+            {str(n): [n] for n in range(LARGE)},
+            DEEP,
+            [],
+            {},
+            "",
+        ],
+        ids=["text", "list", "dict", "deep", "no list", "no dict", "no text"],
+    )
+    async def test_is_written_in_turns_as_it_is_at_once(self, value: object) -> None:
+        assert await json_in_turns(value) == json_of(value)
+
+    @pytest.mark.parametrize(
+        ("last", "message"),
+        [(math.nan, rf"^`\[{LARGE}\]` is nan"), ("\ud800", r"^'\\ud800' in it is half of a surro")],
+        ids=["nan", "half"],
+    )
+    async def test_is_refused_as_a_small_one_is(self, last: object, message: str) -> None:
+        with pytest.raises(TypeError, match=message):
+            await json_in_turns([*range(LARGE), last])
+
+    async def test_that_holds_itself_is_refused(self) -> None:
+        value: list[Any] = list(range(LARGE))
+        value[5] = value
+
+        with pytest.raises(TypeError, match="recursion"):
+            await json_in_turns(value)

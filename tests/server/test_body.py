@@ -180,8 +180,9 @@ class TestManyMessages:
         data = json.dumps({"messages": [message] * 3_000}).encode()
         model = write_tiny_model(tmp_path, max_context=30_000)
         async with serving(model) as served:
-            lags: list[float] = []
-            while min(lags, default=LIMIT) >= LIMIT and len(lags) < TRIES:
+            lag, answer = await watched(served, "/tokenize", data)
+            lags = [lag]
+            while min(lags) >= LIMIT and len(lags) < TRIES:
                 lag, answer = await watched(served, "/tokenize", data)
                 lags.append(lag)
 

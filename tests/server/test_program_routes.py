@@ -101,15 +101,15 @@ async def failing(s: State, how: str, first: bool = False) -> Any:
             raise ConnectionResetError("of a database")
         case "value" | "number":
             return {"means": [0.5, math.nan if how == "number" else object()]}
+        case "half" | "digits":
+            return ["\ud800" if how == "half" else 10**5000]
         case "variable" | "infinite":
             s["odd"], s["even"] = {"mean": math.inf} if how == "infinite" else object(), 2
         case "option":
             s += "text"
             await s.gen(max_tokens=-1)
-        case "surrogate":
-            raise LookupError("half \ud800")
         case _:
-            raise LookupError(f"no {how}")
+            raise LookupError("half \ud800" if how == "surrogate" else f"no {how}")
     return None
 
 
@@ -496,6 +496,8 @@ class TestAProgramThatFails:
             ("reset", 500, "program_failed", "ConnectionResetError: of a database"),
             ("surrogate", 500, "program_failed", "LookupError: half ?"),
             ("value", 500, "value_not_json", "returned a dict, which cannot be written as JSON"),
+            ("half", 500, "value_not_json", "half of a surrogate pair"),
+            ("digits", 500, "value_not_json", "4300 digits"),
             ("number", 500, "value_not_json", "`means[1]` is nan, and JSON has no such number"),
             ("option", 400, None, "max_tokens: must be at least 0"),
         ],

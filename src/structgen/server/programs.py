@@ -365,9 +365,8 @@ def _arguments(endpoint: Endpoint, data: bytes) -> dict[str, Any]:
     try:
         return endpoint.read(b"{}" if data == b"null" else data)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, msgspec.DecodeError):
-            error = explained(error, data)
-        raise of_validation(error, endpoint.parameters.get("properties", ()), "arguments") from None
+        said = explained(error, data) if isinstance(error, msgspec.DecodeError) else error
+        raise of_validation(said, endpoint.parameters.get("properties", ()), "arguments") from None
 
 
 def log_exit(error: BaseException) -> None:

@@ -17,6 +17,7 @@ from structgen.server.errors import ApiError
 from structgen.waiting import outlast
 
 _PING = b": ping\n\n"
+_SLICE = 1 << 20  # bytes that are sent in one go, in some 2 ms
 
 
 class EventStream:
@@ -93,7 +94,10 @@ class EventStream:
     async def _write(self, data: bytes) -> None:
         if not self._response.prepared:
             await self._response.prepare(self._request)
-        await self._response.write(data)
+        for at in range(0, len(data), _SLICE):
+            if at:
+                await asyncio.sleep(0)  # a client that reads fast is not waited for
+            await self._response.write(data[at : at + _SLICE])
         self._last = self._loop.time()
 
     def _silent(self) -> None:
