@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from itertools import product
 
@@ -27,12 +28,13 @@ from structgen.grammar.form.tree import (
     join,
     repeat,
 )
-from structgen.grammar.matcher import byte_vocabulary
+from structgen.grammar.matcher import Vocabulary, byte_vocabulary
 from structgen.output.calls import HermesForm, JsonForm
-from structgen.request import Structure
+from structgen.request import Choice, JsonSchema, Structure
 from structgen.terms import Term
 
 Calls = Callable[[Mapping[str, str]], Term]
+LONG = "the quick brown fox " * 5_000
 NOTHING = Meeting(together=False, beyond=0)
 ALL = ((0, 0x10FFFF),)
 SMALL = ((ord("a"), ord("c")),)
@@ -147,3 +149,24 @@ class TestManyTools:
         }
 
         assert lark(rules).count("%json") == 512
+
+
+class TestALongTextThatIsCertain:
+    @pytest.mark.parametrize("constraint", [Choice((LONG,)), JsonSchema({"const": LONG})])
+    def test_holds_up_nobody(self, constraint: Choice | JsonSchema) -> None:
+        encode = lambda text: list(text.encode())  # noqa: E731 - one token a byte
+        tokens = [bytes([byte]) for byte in range(256)]
+        matcher = compile_constraint(constraint, Vocabulary(tokens, (), 256, encode)).matcher()
+        found: list[int] = []
+        worst = 0.0
+        for _ in range(8):
+            began = time.thread_time()
+            forced = matcher.forced(512)
+            for token in forced:
+                matcher.accept(token)
+            worst = max(worst, time.thread_time() - began)
+            found += forced
+
+        assert bytes(found).decode().strip('"') == LONG[: len(found) - found.count(0x22)]
+        assert len(found) > 4_000
+        assert worst < 0.05

@@ -128,6 +128,8 @@ def _compiled(source: Source, vocabulary: Vocabulary) -> Grammar:
         # Followed through a long text, what blows up does so here, and not in a request. And what
         # all matchers of a vocabulary share is made by the first one: in this thread.
         grammar.matcher().try_all(vocabulary.backend.greedy_tokenize(source.sample))
+        if isinstance(first := grammar.matcher(), GuidanceMatcher):
+            first.follow_certain()
     except GenerationError as error:
         raise ConstraintError(
             f"{source.name}: it can match in too many ways at once ({error}); bound fewer repeats "

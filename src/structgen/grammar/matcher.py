@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from structgen.errors import GenerationError
 from structgen.grammar.characters import LAST, Ranges, union
-from structgen.grammar.forced import CONTEXT, Encode, Spelling, Written
+from structgen.grammar.forced import CONTEXT, MOST_FORCED, Encode, Spelling, Written
 
 Mask = NDArray[np.int32]
 Derived = TypeVar("Derived")
@@ -256,6 +256,7 @@ class GuidanceMatcher:
         self._filled = False  # the row is that of the next token
         self._recent: deque[int] = deque(maxlen=CONTEXT)
         self._spelling = vocabulary.spelling
+        self._certain, self._taken = b"", 0  # what is certain to come, and how much of it came
         self.words = vocabulary.words
         self._look()
 
@@ -272,6 +273,12 @@ class GuidanceMatcher:
         """See `Matcher`."""
         self._consume([token])
         self._remember(self._recent, (token,))
+        if self._certain:
+            data = self._vocabulary.tokens[token]
+            same = self._certain.startswith(data, self._taken)
+            self._taken += len(data)
+            if not same or not data:
+                self._certain = b""
         self._look()
 
     def forced(self, limit: int) -> Sequence[int]:
@@ -280,8 +287,7 @@ class GuidanceMatcher:
         if spelling is None or self.finished:
             return ()
         if not self._marked:
-            data = self._state.compute_ff_bytes()
-            return spelling.certain(self._recent, data, self._ahead)[:limit]
+            return spelling.certain(self._recent, self._coming(), self._ahead)[:limit]
         found: list[int] = []
         recent = self._recent.copy()
         while len(found) < limit and not self._state.is_stopped():
@@ -294,6 +300,28 @@ class GuidanceMatcher:
             found += piece
         self._take_back(len(found))
         return found[:limit]
+
+    def _coming(self) -> bytes:
+        """The bytes that are certain to come next; of many, as many as are looked at."""
+        # The backend looks for all of them each time: 10 ms for 100,000.
+        if len(self._certain) - self._taken < MOST_FORCED:
+            self._certain, self._taken = self._state.compute_ff_bytes(), 0
+        return self._certain[self._taken : self._taken + MOST_FORCED]
+
+    def follow_certain(self) -> None:
+        """Go on as far as what comes next is certain, if that is far.
+
+        What the backend works out on the way it keeps for all that follow the same constraint: for
+        100,000 characters it takes 0.2 s the first time. Raises `GenerationError` if it gives up.
+        """
+        certain = self._state.compute_ff_bytes().decode(errors="replace")
+        if len(certain) <= MOST_FORCED:
+            return  # soon worked out whenever it is asked for
+        self._filled = False
+        self._state.try_consume_tokens(self._vocabulary.backend.greedy_tokenize(certain))
+        if self._state.is_error():
+            raise self._failure(self._state)
+        self._look()
 
     def _ahead(self, written: Written) -> Mask:
         """The mask behind some text."""
@@ -364,6 +392,7 @@ class GuidanceMatcher:
                 return count
             self._compute(self._state)  # with a mask, the backend counts its steps anew
             self._filled = False
+            self._certain = b""
             taken = self._state.try_consume_tokens([token])
             if self._state.is_error():
                 raise self._failure(self._state)
