@@ -40,6 +40,22 @@ async def counted(s: State, up_to: int) -> int:
     await s.gen("more", max_tokens=up_to)
     return up_to
 """
+STUCK = """
+import asyncio, time
+from structgen import State, program
+
+async def stays() -> None:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+@program
+async def stuck(s: State) -> None:
+    task = asyncio.create_task(stays())
+    await asyncio.to_thread(time.sleep, 60)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -216,10 +232,16 @@ class TestAnEnd:
     async def test_is_clean_and_in_time(
         self, tiny_chat_model: Path, folder: Path, number: signal.Signals
     ) -> None:
-        """By SIGTERM calls get their time; a second SIGINT ends all at once."""
+        """By SIGTERM calls get their time; a second SIGINT ends all at once.
+
+        That a program has a thread and a task which do not end is no matter.
+        """
+        programs = folder / "sticking.py"
+        programs.write_text(STUCK)
         twice = number == signal.SIGINT
         drain = "30" if twice else "0.5"
         flags = ["--drain-timeout", drain, "--max-running-requests", "1"]
+        flags += ["--programs", str(programs)]
         with server_process(tiny_chat_model, folder, *flags) as server:
             port = server.port
             async with ClientSession(server.url) as client:
@@ -227,6 +249,7 @@ class TestAnEnd:
                 async with client.post(CHAT, json=body) as stream:
                     await stream.content.readline()
                     queued = asyncio.create_task(client.post(CHAT, json=ENDLESS))
+                    stuck = asyncio.create_task(client.post("/v1/programs/stuck", json={}))
                     await asyncio.sleep(0.2)
                     told = time.perf_counter()
                     server.signal(number)
@@ -239,6 +262,8 @@ class TestAnEnd:
                     rest = (await stream.content.read()).decode()
                     async with await queued as response:
                         waited = await response.json()
+                    async with await stuck as response_of_stuck:
+                        assert response_of_stuck.status == 503
             code = await asyncio.to_thread(server.wait, 10)
             took = time.perf_counter() - told
             errors = server.errors
@@ -248,6 +273,7 @@ class TestAnEnd:
         assert (response.status, waited["error"]["code"]) == (503, "shutting_down")
         assert code == (130 if twice else 0)
         assert took < (2 if twice else 5)
+        assert twice or "ended, though this would not: task stays (sticking.py:" in errors
         assert "Traceback" not in errors
         assert "Task was destroyed" not in errors
         with closing(socket.create_server(("127.0.0.1", port))):

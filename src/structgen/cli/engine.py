@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from structgen.cli.leftovers import tasks_left
+
 if TYPE_CHECKING:
     from structgen.engine.engine import Engine
 
@@ -67,25 +69,48 @@ def run_loop(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def run_guarded_loop(main: Coroutine[Any, Any, T], tell: Callable[[BaseException], None]) -> T:
+def run_guarded_loop(
+    main: Coroutine[Any, Any, T],
+    tell: Callable[[BaseException], None],
+    left: list[str] | None = None,
+) -> T:
     """Run a coroutine to its end, also where another task, or a callback, calls `sys.exit()`.
 
     An event loop raises that, and stops. Here `tell` hears of it, and the loop goes on: a task that
     a program has started must not end a server. A Ctrl-C that no signal handler of the loop takes
     ends it, as ever.
+
+    left   gets the names of tasks that would not end: then the loop is left as it is
     """
-    with _runner() as runner:
-        loop = runner.get_loop()
-        task = loop.create_task(main)
-        while True:
-            try:
-                return loop.run_until_complete(task)
-            except (SystemExit, KeyboardInterrupt) as error:
-                pressed = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-                own = task.done() and not task.cancelled() and task.exception() is error
-                if own or (pressed and isinstance(error, KeyboardInterrupt)):
-                    raise
-                tell(error)
+    runner = _runner()
+    loop = runner.get_loop()
+    left = [] if left is None else left
+    task = loop.create_task(main)
+    pressed = False
+    try:
+        return _guarded(loop, task, tell)
+    except KeyboardInterrupt:
+        pressed = True  # the loop is broken off: it can be closed, and no more
+        raise
+    finally:
+        if not pressed:
+            left += _guarded(loop, loop.create_task(tasks_left()), tell)
+        if not left:
+            runner.close()
+
+
+def _guarded(
+    loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], tell: Callable[[BaseException], None]
+) -> T:
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except (SystemExit, KeyboardInterrupt) as error:
+            pressed = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            own = task.done() and not task.cancelled() and task.exception() is error
+            if own or (pressed and isinstance(error, KeyboardInterrupt)):
+                raise
+            tell(error)
 
 
 def _runner() -> asyncio.Runner:

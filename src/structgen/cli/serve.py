@@ -11,15 +11,16 @@ import contextlib
 import gc
 import ssl
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from structgen.cli import sockets, source
+from structgen.cli import leftovers, sockets, source
 from structgen.cli.early import EarlyAnswers
 from structgen.cli.engine import OpenEngine, run_guarded_loop, without_collections
-from structgen.cli.failure import INTERRUPTED, CommandError, blaming
+from structgen.cli.failure import CommandError, blaming, report
 from structgen.cli.serve_options import ENGINE_OPTIONS, SERVER_OPTIONS, ServeOptions
 from structgen.errors import OptionError
 
@@ -31,6 +32,23 @@ if TYPE_CHECKING:
 
 def serve(model: str, options: ServeOptions, open_engine: OpenEngine) -> int:
     """Serve a model until a signal; the exit code."""
+    left: list[str] = []
+    threads = threading.enumerate()
+    try:
+        code = _served(model, options, open_engine, left)
+    except (Exception, KeyboardInterrupt) as error:
+        left += leftovers.threads_left(threads)
+        if not left:
+            raise
+        code = report(error)
+    else:
+        left += leftovers.threads_left(threads)
+    if left:
+        leftovers.end_process(code, left)
+    return code
+
+
+def _served(model: str, options: ServeOptions, open_engine: OpenEngine, left: list[str]) -> int:
     options.check()
     tls = _tls(options)
     with sockets.listening(
@@ -42,7 +60,7 @@ def serve(model: str, options: ServeOptions, open_engine: OpenEngine) -> int:
         typer.echo(f"listening on {address.url}, loading {model}")
         sys.stdout.flush()
         with _naming_flags(), EarlyAnswers(address.sockets, tls) as early:
-            run = _loaded(model, options, open_engine, address, tls)
+            run = _loaded(model, options, open_engine, (address, tls), left)
             early.hand_over()
             return run()
 
@@ -51,10 +69,11 @@ def _loaded(
     model: str,
     options: ServeOptions,
     open_engine: OpenEngine,
-    address: sockets.Listening,
-    tls: ssl.SSLContext | None,
+    at: tuple[sockets.Listening, ssl.SSLContext | None],
+    left: list[str],
 ) -> Callable[[], int]:
     """Import and read all that comes before the first request; what is left is to run it."""
+    address, tls = at
     engine: Any = open_engine(model, **options.engine())
     with without_collections():
         from structgen.server.config import ServerConfig
@@ -80,10 +99,10 @@ def _loaded(
             main = run(
                 engine, address.sockets, programs=programs, config=config, tls=tls, ready=ready
             )
-            orderly = run_guarded_loop(main, log_exit)
+            code = run_guarded_loop(main, log_exit, left)
         # The process ends now, and a last search for garbage in all that torch is takes a second.
         gc.freeze()
-        return 0 if orderly else INTERRUPTED
+        return code
 
     return serving
 

@@ -62,7 +62,7 @@ class Connection(LeavesPacked):
             loop=loop,
             keepalive_timeout=among.config.idle,
             lingering_time=min(_LINGERING, among.config.transfer),
-            access_log=None,  # type: ignore[arg-type]  # that there is none is said so
+            access_log=None,  # that there is none is said so
         )
         self._among = among
         self._head: asyncio.TimerHandle | None = None  # runs while half a head is here

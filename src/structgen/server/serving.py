@@ -43,8 +43,10 @@ async def run(
     config: ServerConfig = ServerConfig(),
     tls: SSLContext | None = None,
     ready: Callable[[Service], None] = lambda _: None,
-) -> bool:
-    """Serve an engine that is not open yet, until a signal; False if there was a second signal.
+) -> int:
+    """Serve an engine that is not open yet, until a signal; the exit code that this calls for.
+
+    It is 0, or 128 and the number of the second signal if there was one.
 
     sockets   bound, and listening
     ready     called when the model is loaded and requests are served
@@ -75,18 +77,19 @@ async def run(
         finally:
             service.draining = True  # so that what still comes is told so, and not to wait
             await runner.cleanup()
-    return not stop.twice
+    return 128 + stop.twice if stop.twice else 0
 
 
 class _Stop:
     """Whether the process was told to stop, by signals.
 
     asked   once
-    twice   the process ends in a moment, in an orderly way or not
+    twice   the second signal: the process ends in a moment, in an orderly way or not
     """
 
     def __init__(self, hurry: Callable[[], None]) -> None:
-        self.asked, self.twice = anyio.Event(), False
+        self.asked = anyio.Event()
+        self.twice: signal.Signals | None = None
         self._hurry = hurry
         self._loop = asyncio.get_running_loop()
 
@@ -108,7 +111,7 @@ class _Stop:
         if not self.asked.is_set():
             self.asked.set()
         elif not self.twice:
-            self.twice = True
+            self.twice = which
             self._hurry()
             # A step that computes cannot be interrupted, and the interpreter would wait for it.
             self._loop.call_later(_AT_ONCE, os._exit, 128 + which)
@@ -138,6 +141,10 @@ class _Site(web.BaseSite):
         loop = asyncio.get_running_loop()
         # Not every event loop takes a socket of the one family for one of the other.
         unix = self._socket.family == socket.AF_UNIX
+        tls: dict[str, Any] = {}
+        if self._ssl_context is not None:
+            seconds = self._connections.config.transfer
+            tls = {"ssl": self._ssl_context, "ssl_handshake_timeout": seconds}
         self._server = await (loop.create_unix_server if unix else loop.create_server)(
-            self._connections, sock=self._socket, ssl=self._ssl_context, backlog=self._backlog
+            self._connections, sock=self._socket, backlog=self._backlog, **tls
         )
