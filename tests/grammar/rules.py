@@ -5,7 +5,7 @@ A rule is a tree here: a str for a text, a tuple of a word and what it is about 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -72,6 +72,81 @@ def derived(rules: Rules, most: int) -> dict[str, set[str]]:
         if new == found:
             return found
         found = new
+
+
+Ways = dict[tuple[str, str], int]  # in how many a rule derives a text
+
+
+def is_ambiguous(rules: Rules, alphabet: str, most: int) -> bool:
+    """Whether a text of so many characters at most is derived in more than one way."""
+    known: Ways = {}
+    return _is_cyclic(rules) or any(
+        _ways(("rule", "root"), text, rules, known) > 1 for text in texts(alphabet, most)
+    )
+
+
+def _ways(node: Node, text: str, rules: Rules, known: Ways) -> int:
+    """In how many ways a node derives a text, where no rule is cyclic."""
+    match node:
+        case str():
+            return int(node == text)
+        case "set", letters:
+            return int(len(text) == 1 and text in letters)
+        case "rule", name:
+            if (name, text) not in known:
+                known[name, text] = 0  # met again below, it is beside what is not empty
+                known[name, text] = _ways(rules[name], text, rules, known)
+            return known[name, text]
+        case "join", parts:
+            return _ways_in_a_row(parts, text, rules, known)
+        case "either", options:
+            return sum(_ways(option, text, rules, known) for option in options)
+        case "repeat", part, (low, high):
+            last = max(low, len(text)) + 1 if high is None else high
+            counts = range(low, last + 1)
+            return sum(_ways_in_a_row([part] * count, text, rules, known) for count in counts)
+    raise AssertionError(node)
+
+
+def _ways_in_a_row(parts: Sequence[Node], text: str, rules: Rules, known: Ways) -> int:
+    if not parts:
+        return int(not text)
+    found = 0
+    for at in range(len(text) + 1):
+        # The rest first: a rule inside of itself is asked only where something stands beside it.
+        if rest := _ways_in_a_row(parts[1:], text[at:], rules, known):
+            found += rest * _ways(parts[0], text[:at], rules, known)
+    return found
+
+
+def _is_cyclic(rules: Rules) -> bool:
+    """Whether a rule derives itself and nothing beside: its texts are derived in endless ways."""
+    known = derived(rules, 0)
+    alone = {name: _alone(node, known) for name, node in rules.items()}
+    for _ in rules:
+        alone = {
+            name: found.union(*(alone[each] for each in found)) for name, found in alone.items()
+        }
+    return any(name in found for name, found in alone.items())
+
+
+def _alone(node: Node, known: Mapping[str, set[str]]) -> set[str]:
+    """The rules that may be all there is of a node, the rest of it being empty."""
+    match node:
+        case "rule", name:
+            return {name}
+        case "join", parts:
+            empty = ["" in _derived(part, known, 0) for part in parts]
+            rests = [empty[:at] + empty[at + 1 :] for at in range(len(parts))]
+            whole = [part for part, rest in zip(parts, rests, strict=True) if all(rest)]
+            return set().union(*(_alone(part, known) for part in whole))
+        case "either", options:
+            return set().union(*(_alone(option, known) for option in options))
+        case "repeat", part, (low, high):
+            one = high != 0 and (low < 2 or "" in _derived(part, known, 0))
+            return _alone(part, known) if one else set()
+        case _:
+            return set()
 
 
 def _derived(node: Node, known: Mapping[str, set[str]], most: int) -> set[str]:

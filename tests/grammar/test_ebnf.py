@@ -6,7 +6,7 @@ import contextlib
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from structgen.errors import ConstraintError
 from structgen.grammar.compiler import Grammar, compile_constraint
@@ -14,7 +14,7 @@ from structgen.grammar.ebnf import rules_of
 from structgen.grammar.matcher import Vocabulary
 from structgen.request import Ebnf
 from tests.grammar.derivatives import vocabulary_of
-from tests.grammar.rules import Rules, derived, grammars, texts, written
+from tests.grammar.rules import Rules, derived, grammars, is_ambiguous, texts, written
 
 VOCABULARY = vocabulary_of([bytes([byte]) for byte in range(256)])
 
@@ -94,6 +94,13 @@ class TestAGrammar:
 
     @settings(deadline=None, max_examples=60)
     @given(grammars("ab"))
+    @example({"root": ("repeat", ("rule", "x"), (0, None)), "x": ("join", [("rule", "root"), "a"])})
+    @example(
+        {
+            "root": ("repeat", ("rule", "x"), (0, None)),
+            "x": ("join", [("rule", "root"), ("repeat", "a", (0, None))]),
+        }
+    )
     def test_derives_what_trying_everything_derives(self, rules: Rules) -> None:
         check(rules, "ab", 4)
 
@@ -105,17 +112,21 @@ class TestAGrammar:
 
 def check(rules: Rules, alphabet: str, most: int) -> None:
     """The short texts of rules are accepted and no others, or the rules are refused for cause."""
-    known = derived(rules, most)
+    known, grammar, refusal = derived(rules, most), None, ""
     try:
         grammar = compiled(written(rules))
     except ConstraintError as error:
-        blank = "empty text only" in str(error)
-    else:
+        refusal = str(error)
+    if grammar is not None:
         assert [text for text in texts(alphabet, most) if grammar.accepts(text)] == [
             text for text in texts(alphabet, most) if text in known["root"]
         ]
-        return
-    assert known["root"] <= {""} if blank else not all(known.values())
+    elif "in too many ways at once" in refusal:
+        assert is_ambiguous(rules, alphabet, most)
+    elif "empty text only" in refusal:
+        assert known["root"] <= {""}
+    else:
+        assert not all(known.values())
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ class TestRefusals:
         ["{{ messages[7]['content'] }}", "{{ 1 + messages[0].content }}", "{{ 1 / 0 }}"],
     )
     def test_of_code_that_fails_say_why(self, source: str) -> None:
-        with pytest.raises(TemplateError, match="^the chat template fails: "):
+        with pytest.raises(TemplateError, match=r"^the chat template fails: "):
             chat(source).render([user("Hello")])
 
     @pytest.mark.parametrize(
