@@ -123,7 +123,7 @@ class TestAStreamOfVeryManyEvents:
     async def test_lets_others_have_their_turns(
         self, serve: Serve, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(programs, "_TURN", 0.0)
+        monkeypatch.setattr(programs, "TURN", 0.0)
         turns: list[int] = []
 
         @program
