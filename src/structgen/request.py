@@ -251,12 +251,13 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True):
               not among the output's
     dropped   tokens of the end that were drawn and are not among the output's: those of a stop, or
               the token that ended it
-    complete  whether the output is whole: it ended by itself or by a stop, or its constraint let
-              nothing follow. One that max_tokens cut off could go on, as "12" of "123" does
+    complete  whether the output is whole: under its constraint if it has one, whatever the reason,
+              so that "12" of "123" is a whole number (one that a final check refuses is not whole);
+              without one, whether it ended by itself or by a stop
     forced    tokens of the output that its constraint left no choice about, and that were taken
               without being drawn (jump-forward)
     captures  (name, text) of each capture of the constraint's term, in the order of the text; none
-              of an output that was cut off where it does not fit the term
+              of an output that is not complete
     enforced  what held the output to its constraint: "xgrammar" or "llguidance", which make the
               masks, with ", final check" where the whole text was looked at, too; "" without one
     waited    seconds between its submission and the step that first computed something of it

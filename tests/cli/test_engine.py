@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ class TestAnEngine:
         assert engine.model == "smollm2-135m"
 
 
+@pytest.fixture
+def pressable() -> Iterator[None]:
+    """Ctrl-C ends the process, as it does in a terminal; whoever runs tests may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class TestAGuardedLoop:
     async def leave(self) -> None:
         sys.exit(3)
@@ -79,6 +88,7 @@ class TestAGuardedLoop:
         assert told == []
 
     @pytest.mark.parametrize("heard", [False, True])
+    @pytest.mark.usefixtures("pressable")
     def test_ends_by_ctrl_c_unless_the_loop_takes_that_as_a_signal(self, heard: bool) -> None:
         told: list[BaseException] = []
 

@@ -97,14 +97,14 @@ class TestForcedTokens:
         assert (end.reason, end.complete, end.forced) == ("length", False, 2)
         assert text_of(bench, one)[1:] == "ab"
 
-    def test_that_fill_max_tokens_exactly_could_go_on(self) -> None:
+    def test_that_fill_max_tokens_exactly_are_complete(self) -> None:
         bench = Bench()
         script = Script(places(".abcd."), frozenset({5}))
         one = bench.submit(PROMPT, max_tokens=5, script=script)
         bench.run()
 
         end = finish(bench, one)
-        assert (end.reason, end.complete) == ("length", False)
+        assert (end.reason, end.complete) == ("length", True)
 
     def test_end_where_a_stop_string_does(self) -> None:
         bench = Bench()

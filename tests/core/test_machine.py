@@ -182,7 +182,8 @@ def expected_of(job: Job, constraint: str | Script) -> Expected:
             result.prompt_logprobs.append(entry)
     if job.text is not None:
         _write(job, constraint, path, result)
-        result.complete = result.reason == "stop"
+        whole = not constraint or matches(constraint, result.text)
+        result.complete = result.reason == "stop" or bool(constraint and whole)
     return result
 
 

@@ -14,6 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -37,8 +38,11 @@ FORMATS = (
 )
 
 
-def finite(text: str) -> float:
-    """JSON has no largest number, and `jsonschema` cannot take one that is infinite in Python."""
+def finite(text: str) -> float | int:
+    """A number as it is; `jsonschema` counts in floats else, and knows none beyond the largest."""
+    number = Decimal(text)
+    if number.copy_abs() <= sys.float_info.max and number == number.to_integral_value():
+        return int(number)
     return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
 

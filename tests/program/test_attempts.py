@@ -47,7 +47,6 @@ class TestAnOutputThatIsCutOff:
         ("type_", "reply", "most"),
         [
             (Even, EVEN, 5),
-            (int, "1234", 2),
             (Literal["left", "right"], "left", 3),
             (list[int], "[1,2,3]", 6),
         ],
@@ -66,6 +65,7 @@ class TestAnOutputThatIsCutOff:
     @pytest.mark.parametrize(
         ("type_", "reply", "options", "value"),
         [
+            (int, "1234", {"max_tokens": 2}, 12),
             (list[int], "[1,2]", {"max_tokens": 5}, [1, 2]),
             (int, "12.5", {"stop": "."}, 12),
         ],
@@ -88,7 +88,7 @@ class TestAnOutputThatIsCutOff:
             ({"max_tokens": 2}, False),
             ({"stop": "c"}, True),
             ({}, True),
-            ({"regex": "[a-z]+", "max_tokens": 2}, False),
+            ({"regex": "[a-z]+", "max_tokens": 2}, True),
             ({"regex": "[a-z]{2}", "max_tokens": 2}, True),
             ({"regex": "[a-z]{8}", "max_tokens": 2}, False),
             ({"regex": "[a-z]{8}", "stop": "c"}, True),

@@ -26,6 +26,7 @@ from structgen.core.schedule import Schedule, Slice
 from structgen.core.sequence import Job, Sequence, Status
 from structgen.errors import (
     ContextLengthError,
+    InvalidOutputError,
     NumericalError,
     PromptError,
     StepFailedError,
@@ -314,7 +315,11 @@ class Core:
         assert delta is not None
         finish = output.finish()
         self._release(sequence, trusted=trusted)
-        if finish.complete and (fault := sequence.verdict()) is not None:
+        fault = sequence.verdict() if finish.complete else None
+        if finish.reason == "length" and isinstance(fault, InvalidOutputError):
+            # "12" of "123" is as whole as the mask can tell; that it would not do is no fault yet.
+            finish, fault = msgspec.structs.replace(finish, complete=False), None
+        if fault is not None:
             self.totals.failed += 1
             if delta.tokens or delta.text or delta.prompt_logprobs:
                 yield delta

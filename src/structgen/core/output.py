@@ -90,8 +90,7 @@ class Output:
             matched=self._matched,
             ended=self._ended,
             dropped=self._dropped(),
-            # Nothing was left to follow, or an end stood where one may; else it could go on.
-            complete=self._reason == "stop",
+            complete=self._reason == "stop" or sequence.complete,
             forced=sequence.forced,
             usage=sequence.usage,
         )

@@ -245,6 +245,13 @@ class Sequence:
         return self.samples and not over
 
     @property
+    def complete(self) -> bool:
+        """Whether all that was told is whole under the constraint; False where there is none."""
+        return (
+            self.matcher is not None and self.matcher.complete and self.told == self.output_length
+        )
+
+    @property
     def ending(self) -> FinishReason | None:
         """Why the output ends with the last token told, if it was no stop; None if it goes on."""
         whole = self.told == self.output_length

@@ -86,22 +86,18 @@ class Mailbox:
         return delta
 
     async def _with_captures(self, delta: Delta, finder: Finder) -> Delta:
-        """The delta, which says what was captured if it is the last one.
-
-        An output that was cut off may fit all the same, as one that ends in free text does.
+        """The delta, which says what was captured if it is the last one of a complete output.
 
         Asked for by the reader, and found in a thread: where a text can be read in many ways it
         takes long. A reader that is cancelled does not wait for it.
         """
-        if delta.finish is None:
+        if delta.finish is None or not delta.finish.complete:
             self._text.append(delta.text)
             return delta
         text = "".join([*self._text, delta.text])
         try:
             captures = await anyio.to_thread.run_sync(finder.captures, text, abandon_on_cancel=True)
         except StructgenError as error:
-            if not delta.finish.complete:
-                return delta
             self._deltas.popleft()
             self._error = error
             raise

@@ -261,7 +261,7 @@ def _form(
     if not answers:
         return Form("tool call", constraint, convert)
     either = Either((Json(constraint.schema), Pattern(ANSWER)))
-    return Form("tool call", Structure(either), convert, spoken=True)
+    return Form("tool call", Structure(either), convert)
 
 
 def _asked(call: Made) -> Asked:

@@ -79,13 +79,11 @@ class Form(msgspec.Struct, Generic[T], frozen=True):
     name         of the type, as one would write it
     constraint   what the whole output must be; None for any text
     convert      makes the value of a text; raises `ValueError` for what is none
-    spoken       a text that was cut off may be a value, as an answer in words is; a number is none
     """
 
     name: str
     constraint: Constraint | None
     convert: Callable[[str], T]
-    spoken: bool = False
 
     def read(self, text: str) -> T:
         """Read the value. Raises `InvalidOutputError` where the text is no value of the type.

@@ -119,12 +119,14 @@ class Output:
             self.finish = msgspec.structs.replace(self.finish, complete=complete)
             return
         course.check(text, ended=self.finish.matched == END_ID)
-        complete, fits = self.finish.reason == "stop", course.may_end(len(text))
-        fault = course.fault(text) if fits else None
-        if complete and fault is not None:
+        complete = course.may_end(len(text))
+        fault = course.fault(text) if complete else None
+        if fault is not None and self.finish.reason == "length":
+            complete = False  # it could have gone on, and become what would do
+        elif fault is not None:
             message = f"the output does not keep its constraint: {fault}"
             self._error = InvalidOutputError(message, text)
-        captures = course.captures(text) if fits and fault is None else ()
+        captures = course.captures(text) if complete and fault is None else ()
         self.finish = msgspec.structs.replace(
             self.finish, complete=complete, captures=captures, enforced=course.path
         )

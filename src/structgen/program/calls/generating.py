@@ -8,7 +8,6 @@ Used   by `operations`; `Pieces` and `tools` take parts of it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -86,9 +85,6 @@ def value_of(call: Gen, answer: Generation) -> Value:
     finish = answer.completion().finish
     if finish.complete or call.form.constraint is None:
         return call.form.read(text)
-    if call.form.spoken:
-        with contextlib.suppress(InvalidOutputError):
-            return call.form.read(text)
     why = f"the stop {finish.matched!r}"
     if finish.reason == "length":
         why = f"max_tokens after {finish.usage.completion_tokens} tokens"
