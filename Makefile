@@ -40,9 +40,9 @@ test: venv model
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/docs \
 		-m 'not soak and not served'
 
-# Field cases, and the suite of llm-comply, against server processes with the default model.
+# Field cases, and the suite of llm-comply, against server processes; and the demo.
 served: venv model
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m served tests/cases tests/server
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile -m served tests/cases tests/cli tests/server
 
 # What the pages say: their programs are run, and print what they claim.
 docs: venv model

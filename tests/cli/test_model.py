@@ -9,6 +9,7 @@ from structgen.cli import main
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("default_model")]
 
 
+@pytest.mark.served
 class TestTheDemo:
     def test_shows_that_branches_took_their_prefix_from_the_cache_and_says_the_same_thing_twice(
         self, capsys: pytest.CaptureFixture[str]

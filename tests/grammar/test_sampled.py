@@ -40,10 +40,11 @@ FORMATS = (
 
 def finite(text: str) -> float | int:
     """A number as it is; `jsonschema` counts in floats else, and knows none beyond the largest."""
-    number = Decimal(text)
-    if number.copy_abs() <= sys.float_info.max and number == number.to_integral_value():
-        return int(number)
-    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
+    number = max(-sys.float_info.max, min(sys.float_info.max, float(text)))
+    if number.is_integer() and 0 < abs(number) < sys.float_info.max:
+        exact = Decimal(text)  # of other exponents there may be none
+        return int(exact) if exact == exact.to_integral_value() else number
+    return number
 
 
 class Tally:

@@ -23,6 +23,8 @@ from aiohttp import ClientSession
 from tests.server.process import ServerProcess, refused, server_process
 from tests.server.test_metrics import Figures, counts
 
+pytestmark = pytest.mark.served
+
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ENDLESS = {
     "model": "tiny",
