@@ -149,7 +149,8 @@ async def idle_figures(session: aiohttp.ClientSession) -> dict[str, float]:
 
 @pytest.fixture
 def server(default_model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    flags = ("--served-model-name", "soak", "--max-total-tokens", "24000", "--dtype", "float32")
+    # So few slots that all of them were written to, and are resident, when the warm-up is over.
+    flags = ("--served-model-name", "soak", "--max-total-tokens", "10000", "--dtype", "float32")
     with server_process(default_model, tmp_path, *flags) as process:
         yield process
 
