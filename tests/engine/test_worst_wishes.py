@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 from structgen import Completion, Engine
 from structgen.errors import InvalidOutputError
 from structgen.models.checkpoint import open_checkpoint
+from tests.grammar.test_sampled import finite
 
 PROMPT = "the quick brown fox"
 NODE = {
@@ -51,11 +51,6 @@ OUTSIDE = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|(\s{3,})', re.DOTALL)
 async def engine(tiny_model: Path) -> AsyncIterator[Engine]:
     async with Engine(tiny_model, slots=8_000, threads=1) as engine:
         yield engine
-
-
-def finite(text: str) -> float:
-    """JSON has no largest number, and `jsonschema` cannot take one that is infinite in Python."""
-    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
 
 def too_many_blanks(text: str) -> list[str]:
