@@ -272,6 +272,17 @@ class TestAJudge:
 
         assert not finish(bench, one).complete
 
+    def test_that_finds_fault_with_what_was_cut_off_makes_it_incomplete(self) -> None:
+        bench = Bench()
+        script = Script(places("abcd"), frozenset({3}))  # "abc" may be all, and is odd
+        one = bench.submit(PROMPT, max_tokens=3, script=script, judge=Strict())
+        two = bench.submit(PROMPT, max_tokens=3, script=script)
+        bench.run()
+
+        assert (finish(bench, one).reason, finish(bench, one).complete) == ("length", False)
+        assert (finish(bench, two).reason, finish(bench, two).complete) == ("length", True)
+        assert bench.core.totals.failed == 0
+
     def test_that_raises_fails_its_own_request_only(self) -> None:
         bench = Bench()
         judge = Strict(raises=True)
