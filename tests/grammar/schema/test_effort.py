@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from structgen.errors import ConstraintError
 from structgen.grammar.schema import relaxed
 from structgen.grammar.schema.bundling import Bundle
 from structgen.grammar.schema.effort import Effort
@@ -26,6 +27,14 @@ def towers(keyword: str, levels: int) -> dict[str, Any]:
     """A schema that stands 2 ** levels times in the whole."""
     defs: dict[str, Any] = {f"d{n}": {keyword: [ref(f"d{n + 1}")] * 2} for n in range(levels)}
     return {**ref("d0"), "$defs": {**defs, f"d{levels}": {"type": "integer"}}}
+
+
+def unevaluated(levels: int) -> Any:
+    """A schema each level of which asks what the one inside has evaluated."""
+    schema: Any = True
+    for _ in range(levels):
+        schema = {"allOf": [schema], "unevaluatedProperties": False, "properties": {"a": True}}
+    return schema
 
 
 def nested(times: int) -> Any:
@@ -135,33 +144,37 @@ class TestACheck:
             [True] * len(endless)
         )
 
-    @pytest.mark.parametrize(
-        ("schema", "value"),
-        [
-            (towers("allOf", 40), 5),
-            (towers("anyOf", 40), "a"),
-            (TWICE, nested(100)),
-            ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "a"),
-        ],
-        ids=["all of", "any of", "down", "around"],
-    )
-    def test_that_would_take_for_ever_is_refused_at_once(self, schema: Any, value: Any) -> None:
-        judge = relaxed(json.dumps(schema)).judge
+    def test_that_would_take_for_ever_is_refused_at_once(self) -> None:
+        judge = relaxed(json.dumps(TWICE)).judge
         began = time.perf_counter()
-        fault = judge.fault(json.dumps(value))
+        fault = judge.fault(json.dumps(nested(100)))
 
         assert fault is not None
-        assert "cannot be checked" in fault or "integer" in fault
+        assert "cannot be checked" in fault
+        assert time.perf_counter() - began < 1.0
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            towers("allOf", 40),
+            towers("anyOf", 40),
+            {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+            {"not": {"$ref": "#"}},
+            unevaluated(24),
+            {"$dynamicRef": "#"},
+            {"$dynamicAnchor": "n", "anyOf": [{"$dynamicRef": "#n"}, {"type": "null"}]},
+        ],
+        ids=["all of", "any of", "around", "not", "unevaluated", "dynamic", "dynamic around"],
+    )
+    def test_that_could_be_made_of_no_value_is_refused_with_its_schema(self, schema: Any) -> None:
+        began = time.perf_counter()
+        with pytest.raises(ConstraintError, match="no value can be checked"):
+            relaxed(json.dumps(schema))
         assert time.perf_counter() - began < 1.0
 
     def test_of_what_is_not_unevaluated_stays_short(self) -> None:
-        schema: Any = True
-        for _ in range(24):
-            schema = {"allOf": [schema], "unevaluatedProperties": False, "properties": {"a": True}}
         began = time.perf_counter()
-        fault = relaxed(json.dumps(schema)).judge.fault('{"a": 1}')
-
-        assert fault is None or "cannot be checked" in fault
+        assert relaxed(json.dumps(unevaluated(10))).judge.fault('{"a": 1}') is None
         assert time.perf_counter() - began < 2.0
 
     def test_that_is_long_but_plain_is_made(self) -> None:
@@ -208,10 +221,3 @@ class TestACheck:
         fault = judge.fault("[[], [[[1]]]]")
         assert fault is not None
         assert "$[1][0][0][0]" in fault
-
-    def test_of_a_dynamic_reference_that_comes_back_to_its_place_is_refused(self) -> None:
-        schema = {"$dynamicAnchor": "n", "anyOf": [{"$dynamicRef": "#n"}, {"type": "null"}]}
-        fault = relaxed(json.dumps(schema)).judge.fault("1")
-
-        assert fault is not None
-        assert "cannot be checked" in fault

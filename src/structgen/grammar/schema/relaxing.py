@@ -16,7 +16,7 @@ from structgen.grammar.gate import closed
 from structgen.grammar.schema.algebra import is_canonical
 from structgen.grammar.schema.bundling import Bundle, bundle
 from structgen.grammar.schema.effort import Effort, Unrolled
-from structgen.grammar.schema.judging import JsonJudge
+from structgen.grammar.schema.judging import MOST_VISITS, JsonJudge
 from structgen.grammar.schema.keywords import Json
 from structgen.grammar.schema.layout import layout
 from structgen.grammar.schema.reading import check_satisfiable, read, refusal, validator_of
@@ -49,7 +49,7 @@ def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
     """Relax a schema, given as JSON text; `separators` as in `JsonSchema`.
 
     Raises `ConstraintError`, naming path and keyword, for a schema that is malformed, accepts
-    nothing, can never end, refers to what is elsewhere, or exceeds a limit.
+    nothing, can never end, can never be checked, refers to what is elsewhere, or exceeds a limit.
     """
     options = layout(separators)
     document = read(schema)
@@ -59,6 +59,13 @@ def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
             "",
             f"unevaluatedProperties or unevaluatedItems over more than {MOST_STEPS:,} ways through "
             "references; close the objects themselves with additionalProperties",
+        )
+    effort = Effort(bundled)
+    if not effort.within(MOST_VISITS, None, 1):
+        raise refusal(
+            "",
+            f"no value can be checked: it applies to one in more than {MOST_VISITS:,} ways; refer "
+            "to itself below properties or items only, and to the same schema in fewer places",
         )
     validator = validator_of(document)
     if not bundled.dynamic and is_canonical(bundled.root, bundled.defs):
@@ -71,7 +78,7 @@ def relaxed(schema: str, separators: tuple[str, str] | None = None) -> Relaxed:
     settled = Settled(root, defs, bundled.paths, options)
     text = settled.settle()
     unmasked = tuple(walk.notes | settled.notes)
-    judge = JsonJudge(validator, Effort(bundled))
+    judge = JsonJudge(validator, effort)
     return Relaxed(text, judge, unmasked, closed(document.root))
 
 
