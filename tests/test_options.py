@@ -61,10 +61,15 @@ class TestTheNearestWord:
     def test_may_be_begun(self) -> None:
         assert nearest("rep", ["temperature", "repetition_penalty"]) == "repetition_penalty"
 
-    @pytest.mark.parametrize("word", ["", "re", "walk"])
+    @pytest.mark.parametrize("word", ["", "re", "walk", "length_penalty"])
     def test_is_none_where_nothing_is_near(self, word: str) -> None:
-        assert nearest(word, ["temperature", "repetition_penalty"]) is None
-        assert did_you_mean(word, ["temperature", "repetition_penalty"]) == ""
+        known = ["temperature", "repetition_penalty", "presence_penalty"]
+
+        assert nearest(word, known) is None
+        assert did_you_mean(word, known) == ""
+
+    def test_may_be_short_and_half_wrong(self) -> None:
+        assert nearest("sied", ["sides", "tip"]) == "sides"
 
 
 class TestAConstraintInWords:

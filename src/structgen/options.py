@@ -89,6 +89,7 @@ _REQUEST = frozenset({"priority", "deadline"})
 _CONSTRAINING = ("regex", "json_schema", "ebnf", "constraint")
 _BINDING = frozenset({*_CONSTRAINING, "separators"})
 _QUOTED = 80  # characters of a constraint that a message shows
+_LONG = 8  # letters of a word of which few may be wrong
 
 
 def request_from(prompt: Prompt, options: Mapping[str, Any], **fields: Any) -> Request:
@@ -292,7 +293,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that `word` was probably meant to be, None if none is near."""
     lower, word = {each.lower(): each for each in sorted(known)}, word.lower()
-    near = difflib.get_close_matches(word, lower, n=1)
+    # A slip in a short word is much of it; length_penalty is no slip of presence_penalty.
+    cutoff = 0.6 if len(word) < _LONG else 0.75
+    near = difflib.get_close_matches(word, lower, n=1, cutoff=cutoff)
     # A beginning will do as well, but two letters begin too much to mean one of them.
     near += [each for each in lower if each.startswith(word)] if len(word) > 2 else []
     return lower[near[0]] if near else None

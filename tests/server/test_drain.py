@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 
+from aiohttp import ClientSession, web
+
+from structgen import Engine
+from structgen.server import ServerConfig, make_app
+from structgen.server.app import SERVICE
 from tests.server.served import Serve, Served, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -91,3 +97,24 @@ class TestACallThatComesLate:
         assert (late.status, late.error["code"]) == (503, "shutting_down")
         assert late.headers["Connection"] == "close"
         assert (models.status, metrics.status) == (503, 200)
+
+
+class TestAnApplication:
+    async def test_that_ends_lets_calls_end_as_the_server_does(self, tiny_chat_model: Path) -> None:
+        async with Engine(tiny_chat_model) as engine:
+            app = make_app(engine, config=ServerConfig(drain=0.2))
+            runner = web.AppRunner(app, handler_cancellation=True)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            async with ClientSession(url) as client:
+                served = Served(url, client, engine, app[SERVICE])
+                sent = asyncio.create_task(served.post(CHAT, {**ENDLESS, "stream": True}))
+                await wait_until(lambda: engine.statistics().generated_tokens > 2)
+                before = time.perf_counter()
+                await runner.cleanup()
+                took = time.perf_counter() - before
+                answer = await sent
+
+        assert 0.2 <= took < 2
+        assert json.loads(answer.events[-1])["error"]["code"] == "shutting_down"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from typing import Any
 
 import pytest
 
+from structgen import State, program
 from structgen.errors import OptionError
 from structgen.server import ServerConfig
 from structgen.server.errors import ApiError
@@ -17,6 +20,14 @@ CHAT = "/v1/chat/completions"
 LONG = "a prompt that is long enough to be found again in the cache"
 HI = [{"role": "user", "content": LONG}]
 BODY = {"messages": HI, "max_tokens": 2, "ignore_eos": True, "temperature": 0}
+
+
+@program
+async def long(s: State, words: str) -> None:
+    s += words
+    await s.gen(max_tokens=9)
+
+
 TWO = ServerConfig(api_keys=("one", "two"), admin_keys=("root",))
 
 
@@ -26,6 +37,12 @@ def bearer(key: str) -> dict[str, str]:
 
 def keys(**options: object) -> Keys:
     return Keys(ServerConfig(**{"api_keys": ("one", "two"), **options}))  # type: ignore[arg-type]  # of each its own
+
+
+def begin(keys: Keys) -> None:
+    holder = keys.holder("Bearer one", "user")
+    assert holder is not None
+    holder.begin()
 
 
 class TestAKey:
@@ -67,7 +84,7 @@ class TestAKey:
     @pytest.mark.parametrize("sent", ["Bearer öne", "Bearer", "", "Bearer one two", "\x00"])
     def test_of_any_form_is_refused_and_no_fault(self, sent: str) -> None:
         with pytest.raises(ApiError, match="API key is"):
-            keys().admit(sent, "user")
+            keys().holder(sent, "user")
 
     def test_is_compared_with_all_in_constant_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         compared: list[bytes] = []
@@ -77,12 +94,12 @@ class TestAKey:
             return key == sent
 
         monkeypatch.setattr("structgen.server.keys.secrets.compare_digest", compare)
-        keys().admit("Bearer one", "user")
+        keys().holder("Bearer one", "user")
 
         assert compared == [b"one", b"two"], "the first match must not end it"
 
     def test_is_named_by_a_digest(self) -> None:
-        holder = keys().admit("Bearer one", "user")
+        holder = keys().holder("Bearer one", "user")
 
         assert holder is not None
         assert holder.tenant
@@ -137,18 +154,18 @@ class TestALimit:
         monkeypatch.setattr(time, "monotonic", lambda: now)
         limited = keys(key_requests=2)
         for _ in range(2):
-            limited.admit("Bearer one", "user")
-        with pytest.raises(ApiError, match="requests of this key in a minute: 2") as refused:
-            limited.admit("Bearer one", "user")
+            begin(limited)
+        with pytest.raises(ApiError, match="in a minute: 2, and 2 are allowed") as refused:
+            begin(limited)
         assert (refused.value.status, refused.value.retry_after) == (429, 60)
 
         now += 59.5
         with pytest.raises(ApiError) as refused:
-            limited.admit("Bearer one", "user")
+            begin(limited)
         assert refused.value.retry_after == 1, "not a moment before it can succeed"
 
         now += 0.6
-        assert limited.admit("Bearer one", "user") is not None
+        begin(limited)
 
     @pytest.mark.parametrize("limit", ["key_concurrency", "key_requests", "key_tokens"])
     def test_without_keys_is_refused(self, limit: str) -> None:
@@ -163,7 +180,9 @@ class TestALimit:
             other = await served.post(CHAT, BODY, **bearer("two"))
 
         assert [first.status, second.status, other.status] == [200, 429, 200]
-        assert "tokens of this key" in second.error["message"]
+        assert re.search(
+            r"tokens of this key in a minute: \d+, and 20 are allowed", second.error["message"]
+        )
 
     async def test_of_tokens_counts_what_a_client_left(self, serve: Serve) -> None:
         config = ServerConfig(api_keys=("one",), key_tokens=5)
@@ -176,3 +195,41 @@ class TestALimit:
             await wait_until(lambda: served.service.live == 0)
 
             assert (await served.post(CHAT, BODY, **bearer("one"))).status == 429
+
+    @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/programs/long"])
+    async def test_of_tokens_counts_the_prompt_of_what_a_client_left(
+        self, serve: Serve, path: str
+    ) -> None:
+        config = ServerConfig(api_keys=("one",), key_tokens=2000)
+        words = "a b c d e f g h " * 150
+        bodies: dict[str, Any] = {
+            CHAT: {"messages": [{"role": "user", "content": words}], "n": 2},
+            "/v1/completions": {"prompt": words},
+            "/v1/programs/long": {"arguments": {"words": words}},
+        }
+        sent = {**bodies[path], "stream": True, **({} if "programs" in path else {"max_tokens": 9})}
+        async with serve(config=config, programs=[long], chunk_size=16) as served:
+            request = asyncio.create_task(served.post(path, sent, **bearer("one")))
+            await wait_until(lambda: served.engine.statistics().prefilled_tokens > 0)
+            request.cancel()
+            await wait_until(lambda: served.service.live == 0)
+            statistics = served.engine.statistics()
+            refused = await served.get("/v1/models", **bearer("one"))
+
+        assert statistics.generated_tokens == 0
+        used = re.search(r"tokens of this key in a minute: (\d+)", refused.error["message"])
+        assert used is not None
+        assert 2000 <= int(used[1]) <= statistics.prompt_tokens
+
+    async def test_that_refuses_names_the_key_in_the_log(
+        self, serve: Serve, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "structgen.access")
+        config = ServerConfig(api_keys=("one",), key_requests=1)
+        async with serve(config=config) as served:
+            for _ in range(2):
+                await served.get("/v1/models", **bearer("one"))
+
+        (good, bad) = [record.line for record in caplog.records if hasattr(record, "line")]
+        assert (bad.status, bad.tenant) == (429, good.tenant)
+        assert good.tenant

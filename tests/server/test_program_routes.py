@@ -108,6 +108,9 @@ async def failing(s: State, how: str, first: bool = False) -> Any:
         case "option":
             s += "text"
             await s.gen(max_tokens=-1)
+        case "constraint":
+            s += "text"
+            await s.gen(regex="(")
         case _:
             raise LookupError("half \ud800" if how == "surrogate" else f"no {how}")
     return None
@@ -499,7 +502,8 @@ class TestAProgramThatFails:
             ("half", 500, "value_not_json", "half of a surrogate pair"),
             ("digits", 500, "value_not_json", "4300 digits"),
             ("number", 500, "value_not_json", "`means[1]` is nan, and JSON has no such number"),
-            ("option", 400, None, "max_tokens: must be at least 0"),
+            ("option", 500, "program_failed", "OptionError: max_tokens: must be at least 0"),
+            ("constraint", 500, "program_failed", "ConstraintError: regex '('"),
         ],
     )
     async def test_says_by_what_and_no_more(

@@ -8,11 +8,10 @@ import pytest
 
 from structgen.engine.stream import DeltaStream
 from structgen.errors import InvalidOutputError
-from structgen.request import Finish, Request, Text, Usage
+from structgen.request import Request, Text
 from structgen.sampling import Sampling
 from structgen.server.call import Call
-from structgen.server.openai.choices import attempted, usage_of
-from structgen.server.openai.pieces import Piece
+from structgen.server.openai.choices import attempted
 from structgen.server.openai.requests import with_seed
 from tests.server.served import Serve, Served
 
@@ -141,6 +140,15 @@ class TestTheRequest:
             logit_bias=((7, -1.5),),
         )
         assert request.priority == 2
+
+    @BOTH
+    async def test_has_no_top_k_where_other_servers_would_have_none(
+        self, serve: Serve, path: str
+    ) -> None:
+        async with serve() as served:
+            (request,) = await sent(served, path, top_k=-1)
+
+        assert request.sampling.top_k == 0
 
     @BOTH
     async def test_of_each_choice_has_a_seed_of_its_own(self, serve: Serve, path: str) -> None:
@@ -280,16 +288,3 @@ class TestAnAnswerThatBreaksItsConstraint:
         assert with_seed(request, 0) is request
         assert with_seed(request, 1).sampling.top_k == 3
         assert with_seed(request, 1) != request
-
-
-def ended(prompt: int, cached: int, completion: int) -> Piece:
-    usage = Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
-    return Piece(finish=Finish(reason="stop", usage=usage))
-
-
-class TestTheUsage:
-    def test_counts_a_prompt_once(self) -> None:
-        pieces = [ended(9, 8, 1), ended(9, 2, 3), ended(5, 0, 4), ended(5, 4, 2)]
-
-        assert usage_of(pieces, 2) == Usage(prompt_tokens=14, cached_tokens=2, completion_tokens=10)
-        assert usage_of(pieces, 1).prompt_tokens == 28

@@ -25,7 +25,7 @@ class TestTheContract(BackendConformance):
         @asynccontextmanager
         async def make() -> AsyncIterator[Backend]:
             backend = ScriptedBackend(" 9, 10, 11, \N{GRINNING FACE}", chunk=4)
-            yield Tenant(backend, OWN, lambda _: None)
+            yield Tenant(backend, OWN, lambda _: None, lambda _: None)
 
             assert (backend.running, backend.open_scopes) == (0, set())
 
@@ -69,7 +69,7 @@ class TestATenant:
     async def test_has_all_that_a_program_asks_for_in_its_namespace(self) -> None:
         backend = _Noting()
 
-        await everything.run(Tenant(backend, OWN, lambda _: None))
+        await everything.run(Tenant(backend, OWN, lambda _: None, lambda _: None))
 
         assert {request.namespace for request in backend.requests} == {OWN}
         assert len(backend.namespaces) >= 2
@@ -78,7 +78,9 @@ class TestATenant:
     async def test_tells_of_every_delta(self) -> None:
         heard: list[Delta] = []
 
-        result = await everything.run(Tenant(ScriptedBackend("abc"), OWN, heard.append))
+        result = await everything.run(
+            Tenant(ScriptedBackend("abc"), OWN, heard.append, lambda _: None)
+        )
 
         assert sum(delta.finish is not None for delta in heard) == 3
         tokens = sum(len(delta.tokens) for delta in heard)

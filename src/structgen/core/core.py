@@ -33,14 +33,15 @@ from structgen.errors import (
     StructgenError,
 )
 from structgen.grammar.matcher import Mask
-from structgen.request import Delta, Finish, Namespace, TokenLogprob
+from structgen.request import Delta, Finish, Namespace, TokenLogprob, Usage
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A request that ends by an error."""
+    """A request that ends by an error, and what it has cost."""
 
     request: int
     error: StructgenError
+    usage: Usage
 
 
 Outcome = Delta | Failure
@@ -121,14 +122,15 @@ class Core:
         self._sequences[job.id] = sequence
         self.schedule.waiting.append(sequence)
 
-    def abort(self, request: int) -> None:
-        """End a request without a word; unknown and finished ones are left alone.
+    def abort(self, request: int) -> Usage:
+        """End a request without a word; returns what it has cost.
 
-        If the step in flight computes it, its slots stay until that step is committed.
+        Unknown and finished ones are left alone, and cost nothing more. If the step in flight
+        computes it, its slots stay until that step is committed.
         """
         sequence = self._sequences.get(request)
         if sequence is None or sequence.aborted:
-            return
+            return Usage()
         sequence.aborted = True
         self.totals.aborted += 1
         if sequence.status is Status.WAITING:
@@ -136,6 +138,7 @@ class Core:
             self._forget(sequence)
         elif not any(piece.sequence is sequence for piece in self._in_flight or ()):
             self._release(sequence)
+        return sequence.cost
 
     def open_scope(self, number: int, namespace: Namespace, ids: Ids) -> None:
         """Keep the cached part of a prefix from eviction; see `Schedule.open_scope`."""
@@ -225,7 +228,7 @@ class Core:
                     "the engine goes on, so the request can be sent again"
                 )
                 failure.__cause__ = error
-                outcomes.append(Failure(sequence.id, failure))
+                outcomes.append(Failure(sequence.id, failure, sequence.cost))
         self.pool.give_back(self.schedule.radix.withdraw())
         return outcomes
 
@@ -245,7 +248,7 @@ class Core:
             f"the logits at position {sequence.known - 1} are NaN or infinite, or no token is "
             "allowed there; a wider dtype (float32) or fewer bans may help"
         )
-        return Failure(sequence.id, error)
+        return Failure(sequence.id, error, sequence.cost)
 
     def _advance(
         self, piece: Slice, picked: Picked, rows: range, *, trusted: bool
@@ -323,7 +326,7 @@ class Core:
             self.totals.failed += 1
             if delta.tokens or delta.text or delta.prompt_logprobs:
                 yield delta
-            yield Failure(sequence.id, fault)
+            yield Failure(sequence.id, fault, sequence.cost)
             return
         self.totals.finished += 1
         yield msgspec.structs.replace(delta, finish=finish)

@@ -174,6 +174,11 @@ class Sequence:
         )
 
     @property
+    def cost(self) -> Usage:
+        """What it has cost if it goes no further: nothing before it was begun."""
+        return self.usage if self.counted else Usage()
+
+    @property
     def enough(self) -> bool:
         """Whether the output has `min_tokens`."""
         return self.output_length >= self.sampling.min_tokens

@@ -445,16 +445,19 @@ class Engine:
             if mailbox is None:
                 continue
             if isinstance(outcome, Failure):
+                mailbox.usage = outcome.usage
                 mailbox.fail(outcome.error)
             else:
                 mailbox.push(outcome)
 
     def _abandon(self, request: int) -> None:
-        self._mailboxes.pop(request, None)
+        mailbox = self._mailboxes.pop(request, None)
         self._waits.forget(request)
         if timer := self._timers.pop(request, None):
             timer.cancel()
-        self._core.abort(request)
+        spent = self._core.abort(request)
+        if mailbox is not None:
+            mailbox.usage += spent
 
     def _abandon_from_anywhere(self, request: int) -> None:
         if self._open:
@@ -464,7 +467,7 @@ class Engine:
         mailbox = self._mailboxes.get(request)
         if mailbox is not None and not mailbox.finished:
             mailbox.fail(_late(deadline))
-            self._core.abort(request)
+            mailbox.usage = self._core.abort(request)
 
     def _fail_all(self, error: EngineError) -> None:
         for mailbox in self._mailboxes.values():

@@ -21,18 +21,20 @@ import msgspec
 
 from structgen.errors import GenerationError, StructgenError
 from structgen.grammar.source import Finder
-from structgen.request import Delta
+from structgen.request import Delta, Usage
 
 
 class Mailbox:
     """Deltas of one request, waiting to be read. One wake-up per step and reader.
 
+    usage      what it has cost, once it has ended in whatever way
     enforced   what its end says of that; see `Finish`
     finder     finds what was captured, which the end says, too; None where nothing is
     """
 
     def __init__(self) -> None:
         self.finished = False
+        self.usage = Usage()
         self.enforced = ""
         self.finder: Finder | None = None
         self._text: list[str] = []  # of all deltas, where something is to be found in it
@@ -46,7 +48,7 @@ class Mailbox:
         if delta.finish is not None:
             finish = msgspec.structs.replace(delta.finish, enforced=self.enforced)
             delta = msgspec.structs.replace(delta, finish=finish)
-            self.finished = True
+            self.finished, self.usage = True, finish.usage
         self._deltas.append(delta)
         self._wake()
 
@@ -155,6 +157,11 @@ class DeltaStream(AbstractAsyncContextManager["DeltaStream"], AsyncIterator[Delt
             self._abandon(self._request)
             # Nothing arrives any more: whoever reads on must not wait for it.
             self._mailbox.fail(GenerationError("this stream was left before it had finished"))
+
+    @property
+    def usage(self) -> Usage:
+        """What the request has cost, once it has ended, failed or was left; zeros before."""
+        return self._mailbox.usage
 
     def __aiter__(self) -> Self:
         return self

@@ -104,7 +104,12 @@ def failure_of(task: asyncio.Task[Any], who: str) -> BaseException | None:
 
 
 def named(error: BaseException) -> str:
-    """The type of an error and what it says, if its own code lets it say anything."""
+    """The type of an error and what it says, if its own code lets it say anything.
+
+    What a cancellation says is of the scope that cancelled, and names nothing that users know.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return type(error).__name__
     try:
         said = str(error)
     except Exception as failure:  # noqa: BLE001 - it must not take the place of the error

@@ -14,20 +14,22 @@ from types import TracebackType
 from typing import Self
 
 from structgen.engine.engine import Engine
-from structgen.request import Delta, Request
+from structgen.engine.stream import DeltaStream
+from structgen.request import Delta, Request, Usage
 from structgen.waiting import outlast
 
 
 class Answers(AbstractAsyncContextManager["Answers"], AsyncIterator[tuple[int, Delta]]):
     """Deltas of some requests: `async for index, delta in answers`, until all have ended.
 
-    async with Answers(engine, requests) as answers:
+    async with Answers(engine, requests, n) as answers:
         async for index, delta in answers: ...
     """
 
-    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
-        """`requests` are told apart by their index."""
-        self._engine, self._requests = engine, requests
+    def __init__(self, engine: Engine, requests: Sequence[Request], n: int) -> None:
+        """`requests` are told apart by their index: `n` of one prompt, then `n` of the next."""
+        self._engine, self._requests, self._n = engine, requests, n
+        self._streams: list[DeltaStream] = []
         self._stack = AsyncExitStack()
         self._came: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue()
         self._readers: list[asyncio.Task[None]] = []
@@ -35,7 +37,7 @@ class Answers(AbstractAsyncContextManager["Answers"], AsyncIterator[tuple[int, D
         self._open = 0
 
     async def __aenter__(self) -> Self:
-        streams: list[AsyncIterator[Delta]] = []
+        streams = self._streams
         try:
             for request in self._requests:
                 if streams:
@@ -70,6 +72,14 @@ class Answers(AbstractAsyncContextManager["Answers"], AsyncIterator[tuple[int, D
         finally:
             await self._stack.aclose()
 
+    @property
+    def usage(self) -> Usage:
+        """What all of them have cost, whether or not they came to their ends, once they were left.
+
+        The prompt of `n` counts once.
+        """
+        return usage_of([stream.usage for stream in self._streams], self._n)
+
     async def __anext__(self) -> tuple[int, Delta]:
         if self._only is not None:
             return 0, await anext(self._only)
@@ -90,3 +100,19 @@ class Answers(AbstractAsyncContextManager["Answers"], AsyncIterator[tuple[int, D
             self._came.put_nowait((index, error))
         else:
             self._came.put_nowait((index, None))
+
+
+def usage_of(each: Sequence[Usage], n: int) -> Usage:
+    """Tokens of some prompts and the `n` generations of each, one after another; some may never
+    have begun."""
+    total = Usage()
+    for start in range(0, len(each), n):
+        begun = [usage for usage in each[start : start + n] if usage.prompt_tokens]
+        if begun:
+            total += Usage(
+                prompt_tokens=begun[0].prompt_tokens,
+                # The first finds what was cached before; the others find its prompt, too.
+                cached_tokens=min(usage.cached_tokens for usage in begun),
+                completion_tokens=sum(usage.completion_tokens for usage in begun),
+            )
+    return total

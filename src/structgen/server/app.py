@@ -59,6 +59,7 @@ def add_routes(
     service = Service(engine, programs, config)
     service.attach(app)
     app[SERVICE] = service
+    app.on_shutdown.append(_drained)
     for route in ROUTES:
         handler = framed(service, route.handle, route.access)
         methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
@@ -68,6 +69,12 @@ def add_routes(
         for path in dict.fromkeys(route.path for route in ROUTES):
             app.router.add_route("OPTIONS", path, cors_answer(service))
     return service
+
+
+async def _drained(app: web.Application) -> None:
+    """The application ends: nothing new comes, and what runs has its time."""
+    service = app[SERVICE]
+    await service.drain(service.config.drain)
 
 
 @web.middleware

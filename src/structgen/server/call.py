@@ -113,6 +113,10 @@ class Call:
             if self.waited is None:
                 self.waited = delta.finish.waited
 
+    def charge(self, usage: Usage) -> None:
+        """Something that it asked for has cost so much, whether or not it came to its end."""
+        self.usage += usage
+
     @property
     def cost(self) -> int:
         """Tokens that it has used, whether or not it came to its end."""
@@ -315,9 +319,10 @@ async def _answered(call: Call, route: Route) -> web.StreamResponse:
 
 async def _run(call: Call, route: Route) -> web.StreamResponse:
     service = call.service
-    call.holder = service.keys.admit(call.request.headers.get("Authorization"), call.access)
-    if call.access == "open":
+    call.holder = service.keys.holder(call.request.headers.get("Authorization"), call.access)
+    if call.holder is None:
         return await route(call)
+    call.holder.begin()
     response: web.StreamResponse | None = None
     with anyio.CancelScope() as scope:
         service.enter(scope)

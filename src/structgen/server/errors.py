@@ -247,7 +247,7 @@ def too_large(most: int) -> ApiError:
     return ApiError(
         413,
         f"the body is larger than the {most} bytes that this server takes; send less, or raise its "
-        "limit: --max-body-bytes",
+        "limit: max_body, --max-body-bytes",
         code="body_too_large",
     )
 
@@ -257,7 +257,7 @@ def too_slow(part: str, seconds: float) -> ApiError:
     return ApiError(
         408,
         f"the {part} of the request was not here after {seconds:g} s; send it faster, or raise the "
-        "limit of this server: --transfer-timeout",
+        "limit of this server: transfer, --transfer-timeout",
         code="request_timeout",
     )
 

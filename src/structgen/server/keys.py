@@ -43,15 +43,41 @@ class Holder:
     tenant   names the key in caches and logs, "" where there are no keys
     """
 
-    def __init__(self, account: _Account) -> None:
-        self._account = account
+    def __init__(self, account: _Account, config: ServerConfig) -> None:
+        self._account, self._config = account, config
+        self._begun = False
         self.tenant = account.tenant
+
+    def begin(self) -> None:
+        """Its call begins. Raises `ApiError`: 429 for a key that is at a limit."""
+        if self.tenant:
+            self._check_limits()
+            self._account.began.append(time.monotonic())
+        self._account.running += 1
+        self._begun = True
 
     def leave(self, tokens: int) -> None:
         """The call has ended, and cost so many tokens."""
+        if not self._begun:
+            return
         self._account.running -= 1
         if tokens and self.tenant:
             self._account.spent.append((time.monotonic(), tokens))
+
+    def _check_limits(self) -> None:
+        account, config, now = self._account, self._config, time.monotonic()
+        account.forget(now)
+        most = config.key_concurrency
+        if most is not None and account.running >= most:
+            raise _limited("requests of this key at once", account.running, most, 1)
+        most = config.key_requests
+        if most is not None and (count := len(account.began)) >= most:
+            rest = account.began[0] + _MINUTE - now
+            raise _limited("requests of this key in a minute", count, most, rest)
+        used, most = sum(tokens for _, tokens in account.spent), config.key_tokens
+        if most is not None and used >= most:
+            rest = account.spent[0][0] + _MINUTE - now
+            raise _limited("tokens of this key in a minute", used, most, rest)
 
 
 class Keys:
@@ -65,23 +91,19 @@ class Keys:
         self._admins = {key: self._users.get(key, account) for key, account in admins.items()}
         self._nobody = _Account("")
 
-    def admit(
+    def holder(
         self, authorization: str | None, access: Literal["open", "user", "admin"]
     ) -> Holder | None:
-        """Let a call in; None for a route that is open to everybody.
+        """Who makes a call; None for a route that is open to everybody.
 
-        Raises `ApiError`: 401 for a key that is missing or wrong, 429 for one that is at a limit.
+        Raises `ApiError`: 401 for a key that is missing or wrong.
         """
         if access == "open":
             return None
         known = self._known(access)
         kind = "admin's API key" if known is self._admins else "API key"
         account = self._account(authorization, known, kind) if known else self._nobody
-        if account is not self._nobody:
-            self._check_limits(account)
-            account.began.append(time.monotonic())
-        account.running += 1
-        return Holder(account)
+        return Holder(account, self._config)
 
     def _known(self, access: str) -> dict[bytes, _Account]:
         if access == "admin" and self._admins:
@@ -104,24 +126,11 @@ class Keys:
             )
         return found
 
-    def _check_limits(self, account: _Account) -> None:
-        config, now = self._config, time.monotonic()
-        account.forget(now)
-        if config.key_concurrency is not None and account.running >= config.key_concurrency:
-            raise _limited(f"requests of this key that run: {account.running}", 1)
-        if config.key_requests is not None and len(account.began) >= config.key_requests:
-            rest = account.began[0] + _MINUTE - now
-            raise _limited(f"requests of this key in a minute: {len(account.began)}", rest)
-        used = sum(tokens for _, tokens in account.spent)
-        if config.key_tokens is not None and used >= config.key_tokens:
-            rest = account.spent[0][0] + _MINUTE - now
-            raise _limited(f"tokens of this key in a minute: {used}", rest)
 
-
-def _limited(what: str, seconds: float) -> ApiError:
+def _limited(what: str, count: int, most: int, seconds: float) -> ApiError:
     return ApiError(
         429,
-        f"{what}, as many as are allowed; send it again later",
+        f"{what}: {count}, and {most} are allowed; send it again later",
         type_="rate_limit_error",
         code="rate_limit_exceeded",
         retry_after=max(1, math.ceil(seconds)),

@@ -23,6 +23,7 @@ from msgspec import UNSET, UnsetType
 from structgen.errors import (
     BatchError,
     BudgetError,
+    ConstraintError,
     OptionError,
     StateError,
     StructgenError,
@@ -53,7 +54,7 @@ from structgen.server.endpoint import Endpoint
 from structgen.server.errors import SERVER, ApiError, api_error, of_validation, unknown_model
 from structgen.server.observe.access_log import traceback_of
 from structgen.server.openai.replies import Usage
-from structgen.server.openai.wire import Body, Bounded, Whole
+from structgen.server.openai.wire import Body, Bounded, Whole, top_k_of
 from structgen.server.sse import EventStream
 from structgen.server.tenant import Tenant
 from structgen.waiting import TURN
@@ -234,11 +235,14 @@ class _Run:
             raise unknown_model(body.model, service.names)
         self.arguments = _arguments(endpoint, bytes(body.arguments))
         self.program = self._limited(self._using(endpoint.program))
-        self.tenant = Tenant(service.engine, call.namespace(body.cache_salt), call.came)
+        self.tenant = Tenant(
+            service.engine, call.namespace(body.cache_salt), call.came, call.charge
+        )
 
     def _using(self, program: Program[..., Any]) -> Program[..., Any]:
         """The program with the client's options, and the server's seed if nobody has another."""
         asked = msgspec.structs.asdict(self.body.options or ProgramOptions())
+        asked["top_k"] = top_k_of(asked["top_k"])
         given: Any = {name: value for name, value in asked.items() if value is not None}
         self.call.names.update({name: f"options.{name}" for name in given})
         seed = self.call.service.config.seed
@@ -344,14 +348,26 @@ class _Run:
         # What a program raises of aiohttp's is meant for a client of its own, or for nobody.
         theirs = isinstance(error, web.HTTPException)
         found = None if theirs else api_error(error, self.call.names)
-        if found is None or _is_programs_own(error):
+        if found is None or self._is_programs_own(error):
             said = traceback_of(error)
             _log.error("program %s failed in %s\n%s", self.name, self.call.id, said)
             message = readable(f"the program {self.name} raised {named(error)}")
             return ApiError(500, message, type_=SERVER, code="program_failed")
-        if isinstance(error, OptionError) and error.option not in self.call.names:
-            found.param = None  # an option that the program gave, and that is no field here
         return found
+
+    def _is_programs_own(self, error: Exception) -> bool:
+        """Whether an error is that of a program that uses structgen wrongly, or that fails.
+
+        An option that the client gave no field for is the program's, and so is a constraint.
+        """
+        match error:
+            case OptionError():
+                return error.option not in self.call.names
+            case ConstraintError():
+                return "stop_regex" not in self.call.names
+            case StateError() | BatchError():
+                return True
+        return type(error) is StructgenError
 
     def _exhausted(self, error: BudgetError) -> ApiError:
         field = f"budget.{error.budget}"
@@ -391,18 +407,13 @@ def _errors(error: BaseException) -> Iterator[Exception]:
     return (each for each in leaves(error) if isinstance(each, Exception))
 
 
-def _is_programs_own(error: Exception) -> bool:
-    """Whether an error is that of a program that uses structgen wrongly, or that fails."""
-    return type(error) is StructgenError or isinstance(error, StateError | BatchError)
-
-
 @contextmanager
 def _counted(call: Call) -> Iterator[None]:
     """Count what runs in the block as the call's cost, however they end."""
 
     def listener(event: Event) -> None:
         if isinstance(event, RunEnded):
-            call.usage += event.usage
+            call.charge(event.usage)
 
     token = LISTENERS.set((*LISTENERS.get(), listener))
     try:

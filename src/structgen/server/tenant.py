@@ -14,6 +14,7 @@ import anyio.lowlevel
 import msgspec
 
 from structgen.backend import Backend, Heard, Relay
+from structgen.engine.stream import DeltaStream
 from structgen.errors import StateClosedError
 from structgen.request import Delta, Lineage, Namespace, Prompt, Request, Scores, Usage
 
@@ -23,10 +24,22 @@ Came = Callable[[Delta], None]
 class Tenant(Relay):
     """A `Backend` over another, in one namespace of it."""
 
-    def __init__(self, backend: Backend, namespace: Namespace, came: Came) -> None:
-        """`came` hears of every delta."""
+    def __init__(
+        self,
+        backend: Backend,
+        namespace: Namespace,
+        came: Came,
+        unfinished: Callable[[Usage], None],
+    ) -> None:
+        """What is called meanwhile:
+
+        came         with every delta
+        unfinished   with the prompt of a generation that does not come to its end: the run's own
+                     usage has what was drawn, and cannot know what the prompt came to
+        """
         super().__init__(backend)
         self._namespace, self._came = namespace, came
+        self._unfinished = unfinished
         self._left = False
 
     def leave(self) -> None:
@@ -50,8 +63,20 @@ class Tenant(Relay):
         """Generate, in the namespace."""
         await self._require_client()
         own = msgspec.structs.replace(request, namespace=self._namespace)
-        async with self._backend.generate(own) as deltas:
-            yield Heard(deltas, self._came)
+        ended = False
+
+        def hear(delta: Delta) -> None:
+            nonlocal ended
+            ended = delta.finish is not None
+            self._came(delta)
+
+        stream = self._backend.generate(own)
+        try:
+            async with stream as deltas:
+                yield Heard(deltas, hear)
+        finally:
+            if not ended and isinstance(stream, DeltaStream):
+                self._unfinished(msgspec.structs.replace(stream.usage, completion_tokens=0))
 
     async def score(
         self,

@@ -40,7 +40,7 @@ _FIELDS: Mapping[str, Json] = {
     "stop": {"minLength": 1},
     "stop_regex": {"minLength": 1, "format": "regex"},
     "temperature": {"minimum": 0},
-    "top_k": {"minimum": 0, "maximum": INT32_MAX},
+    "top_k": {"minimum": -1, "maximum": INT32_MAX},
     "top_logprobs": {"minimum": 0, "maximum": 20},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
 }

@@ -18,7 +18,7 @@ from structgen.errors import OptionError
 from structgen.request import Constraint, Prompt, Request, Structure, Tokens
 from structgen.sampling import check_whole
 from structgen.server.call import Call
-from structgen.server.openai.choices import attempted, read_all, streamed, usage_of
+from structgen.server.openai.choices import attempted, read_all, streamed
 from structgen.server.openai.formats import behind, constraint_of_body
 from structgen.server.openai.logprobs import chat_logprobs, written_logprobs
 from structgen.server.openai.pieces import ChoiceReader, Piece, ToolPiece
@@ -226,9 +226,7 @@ async def chat_completions(call: Call) -> web.StreamResponse:
 
 async def _whole(chat: _Chat, requests: Sequence[Request]) -> ChatCompletion:
     readers = [chat.reader() for _ in requests]
-    pieces = await read_all(chat.call, requests, readers)
-    usage = usage_of([each[-1] for each in pieces], len(requests))
-    chat.call.usage += usage
+    pieces, usage = await read_all(chat.call, requests, readers, len(requests))
 
     def choices() -> list[ChatChoice]:
         return [

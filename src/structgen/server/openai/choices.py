@@ -6,7 +6,8 @@ Used   by both generating routes.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from structgen import request
 from structgen.errors import OutputError
-from structgen.request import Finish, Request
+from structgen.request import Request
 from structgen.server.answers import Answers
 from structgen.server.call import Call
 from structgen.server.openai.pieces import ChoiceReader, Piece
@@ -54,15 +55,15 @@ async def attempted(
 
 
 async def read_all(
-    call: Call, requests: Sequence[Request], readers: Sequence[ChoiceReader]
-) -> list[list[Piece]]:
-    """The pieces of every choice, to its end."""
+    call: Call, requests: Sequence[Request], readers: Sequence[ChoiceReader], n: int
+) -> tuple[list[list[Piece]], request.Usage]:
+    """The pieces of every choice, to its end, and what all of them cost; `n` of each prompt."""
     pieces: list[list[Piece]] = [[] for _ in requests]
-    async with Answers(call.service.engine, requests) as answers:
+    async with _answers(call, requests, n) as answers:
         async for index, delta in answers:
             call.came(delta)
             pieces[index].append(readers[index].read(delta))
-    return pieces
+    return pieces, answers.usage
 
 
 async def streamed(
@@ -75,38 +76,25 @@ async def streamed(
     """Tell every piece as it comes, and at the end the usage, if the body asks for it."""
     options = body.stream_options
     counted = options is not None and bool(options.include_usage)
-    last: list[Piece] = [Piece()] * len(requests)
     encoder, stream = msgspec.json.Encoder(), call.stream()
-    async with Answers(call.service.engine, requests) as answers:
+    async with _answers(call, requests, body.n or 1) as answers:
         async for index, delta in answers:
             call.came(delta)
-            last[index] = piece = readers[index].read(delta)
-            for event in await told.events(index, piece):
+            for event in await told.events(index, readers[index].read(delta)):
                 if counted:
                     event.usage = None
                 await stream.send(encoder.encode(event))
-    usage = usage_of(last, body.n or 1)
-    call.usage += usage
     if counted:
-        await stream.send(encoder.encode(told.end(Usage.of(usage))))
+        await stream.send(encoder.encode(told.end(Usage.of(answers.usage))))
     return await stream.done()
 
 
-def usage_of(last: Sequence[Piece], n: int) -> request.Usage:
-    """Tokens of some prompts and the `n` choices of each, whose last pieces these are."""
-    each = [finish.usage for finish in map(_finish, last)]
-    total = request.Usage()
-    for start in range(0, len(each), n):
-        choices = each[start : start + n]
-        total += request.Usage(
-            prompt_tokens=choices[0].prompt_tokens,
-            # The first choice finds what was cached before; the others find its prompt, too.
-            cached_tokens=min(usage.cached_tokens for usage in choices),
-            completion_tokens=sum(usage.completion_tokens for usage in choices),
-        )
-    return total
-
-
-def _finish(piece: Piece) -> Finish:
-    assert piece.finish is not None, "the last piece of a choice has its end"
-    return piece.finish
+@asynccontextmanager
+async def _answers(call: Call, requests: Sequence[Request], n: int) -> AsyncIterator[Answers]:
+    """The choices of one answer; what they cost is noted however they end."""
+    answers = Answers(call.service.engine, requests, n)
+    try:
+        async with answers:
+            yield answers
+    finally:
+        call.charge(answers.usage)

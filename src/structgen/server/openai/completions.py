@@ -22,7 +22,7 @@ from structgen.errors import OptionError
 from structgen.request import Constraint, Request, Text, TokenLogprob, Tokens
 from structgen.sampling import check_whole
 from structgen.server.call import Call
-from structgen.server.openai.choices import attempted, read_all, streamed, usage_of
+from structgen.server.openai.choices import attempted, read_all, streamed
 from structgen.server.openai.formats import constraint_of_body
 from structgen.server.openai.logprobs import CompletionSpelling, as_json
 from structgen.server.openai.pieces import ChoiceReader, Piece
@@ -265,11 +265,10 @@ def prompts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]
 
 
 async def _whole(found: _Completions, requests: Sequence[Request]) -> Completion:
-    pieces = await read_all(found.call, requests, [found.reader() for _ in requests])
+    readers = [found.reader() for _ in requests]
+    pieces, usage = await read_all(found.call, requests, readers, found.n)
     for index, each in enumerate(pieces):
         found.score(index, each)
-    usage = usage_of([each[-1] for each in pieces], found.n)
-    found.call.usage += usage
     choices: list[Any] = []
     for index, each in enumerate(pieces):
         choice = await _joined(found.writer(index), each)

@@ -20,7 +20,7 @@ from structgen.request import Constraint, Prompt, Request, Tokens
 from structgen.sampling import check_whole
 from structgen.server.call import Call
 from structgen.server.errors import unknown_model
-from structgen.server.openai.wire import Generating, refuse
+from structgen.server.openai.wire import Generating, refuse, top_k_of
 
 T = TypeVar("T")
 SLOW_BODY = 20_000  # bytes, whose tools or schema take some 5 ms: more are looked at in a thread
@@ -98,7 +98,7 @@ def request_of(
 
     Raises `OptionError` for a value that is out of range.
     """
-    options = {name: getattr(body, name) for name in _PLAIN}
+    options = {name: getattr(body, name) for name in _PLAIN} | {"top_k": top_k_of(body.top_k)}
     seed = call.service.config.seed if body.seed is None else body.seed
     if seed is not None:
         options["seed"] = (seed + _STRIDE * choice) % _SEEDS

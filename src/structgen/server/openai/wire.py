@@ -334,6 +334,11 @@ def whole(name: str, value: T) -> T:
     return value
 
 
+def top_k_of(given: int | None) -> int | None:
+    """A `top_k` as the engine has it: vLLM and SGLang write -1 for no limit."""
+    return 0 if given == -1 else given
+
+
 def refuse(field: str, value: object, message: str) -> None:
     """Raise `OptionError` for a field that has a value, where none can be served."""
     if value is not None and value is not False and value != []:
