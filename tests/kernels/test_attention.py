@@ -11,10 +11,14 @@ from torch import Tensor
 from structgen.kernels.attention import AttentionType, LayerSpec
 from structgen.kernels.choose import ATTENTION, attention_for
 from structgen.kernels.cpu import CpuAttention
+from structgen.kernels.cpu_fixed import FixedCpuAttention
 from structgen.kernels.reference import ReferenceAttention
 from tests.kernels.scenes import Branch, Scene, head_shape, outcome, scene
 
-IMPLEMENTATIONS = [pytest.param(CpuAttention, id="cpu")]
+IMPLEMENTATIONS = [
+    pytest.param(CpuAttention, id="cpu"),
+    pytest.param(FixedCpuAttention, id="fixed"),
+]
 SHAPES = [(9, 3, 64), (8, 1, 128), (16, 16, 64)]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 

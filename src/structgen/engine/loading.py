@@ -23,6 +23,7 @@ from structgen.engine.runner import Runner, slot_bytes
 from structgen.grammar.matcher import Vocabulary
 from structgen.grammar.xgrammar_matcher import Compiler
 from structgen.models.checkpoint import Checkpoint, open_checkpoint
+from structgen.models.decoder import Decoder
 from structgen.models.registry import build
 from structgen.models.resolve import resolve
 
@@ -62,8 +63,20 @@ def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded
     vocabulary = vocabulary_of(checkpoint, decoder.config.vocab_size)
     if config.xgrammar:
         vocabulary.derived(Compiler)
-    runner = Runner(decoder, slots, dtype)
+    runner = _runner(decoder, slots, dtype, config)
     return Loaded(checkpoint, runner, dtype, slots, decoder.max_context, vocabulary)
+
+
+def _runner(decoder: Decoder, slots: int, dtype: torch.dtype, config: EngineConfig) -> Runner:
+    if not config.deterministic:
+        return Runner(decoder, slots, dtype)
+    # What it may count on is tried here, and depends on how many threads compute.
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads or before)
+    try:
+        return Runner(decoder.deterministic(), slots, dtype, deterministic=True)
+    finally:
+        torch.set_num_threads(before)
 
 
 def _size(shape: tuple[int, ...]) -> int:
