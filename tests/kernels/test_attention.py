@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgen.kernels.attention import AttentionType, LayerSpec
-from structgen.kernels.choose import ATTENTION, attention_for
+from structgen.kernels.choose import ATTENTION, DETERMINISTIC, attention_for
 from structgen.kernels.cpu import CpuAttention
 from structgen.kernels.cpu_fixed import FixedCpuAttention
 from structgen.kernels.reference import ReferenceAttention
@@ -229,6 +229,7 @@ class TestOneImplementationOverManySteps:
 class TestChoosing:
     def test_the_cpu_has_its_own(self) -> None:
         assert attention_for(torch.device("cpu")) is CpuAttention
+        assert attention_for(torch.device("cpu"), deterministic=True) is FixedCpuAttention
 
     def test_an_unknown_device_is_refused_by_name(self) -> None:
         with pytest.raises(ValueError, match=r"no attention for device 'meta'.*cpu"):
@@ -237,4 +238,4 @@ class TestChoosing:
     def test_every_implementation_in_the_table_is_tested_here(self) -> None:
         tested = {case.values[0] for case in IMPLEMENTATIONS}
 
-        assert set(ATTENTION.values()) <= tested
+        assert {*ATTENTION.values(), *DETERMINISTIC.values()} <= tested

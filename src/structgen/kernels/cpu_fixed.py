@@ -26,7 +26,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from structgen.errors import UnsupportedError
 from structgen.kernels.attention import HeadShape, LayerSpec, Layout
 from structgen.kernels.cpu import GATHER_BYTES
 from structgen.kernels.cpu_fixed_plan import BLOCK, COLUMNS, QUERIES, Chunk, Lone, Part, fixed_parts
@@ -53,7 +52,7 @@ class FixedCpuPlan:
 class FixedCpuAttention:
     """The contract of `attention.py` for float32, bfloat16 and float16 on a CPU.
 
-    UnsupportedError if this processor's products depend on what they stand beside.
+    ValueError if this processor's products depend on what they stand beside.
     """
 
     def __init__(
@@ -203,7 +202,7 @@ def chunks_agree(shape: HeadShape, threads: int) -> bool:
 
     threads   that torch computes with
 
-    UnsupportedError if queries have other bits alone than beside others.
+    ValueError if queries have other bits alone than beside others.
     """
     assert threads == torch.get_num_threads(), "what holds for other threads cannot be tried"
     if shape.heads == 1:
@@ -230,7 +229,7 @@ def _agrees(shape: HeadShape, width: int) -> bool:
     wanted_qhd = alone(0, QUERIES)
     for low, high in ((0, 2), (5, 12), (QUERIES - 2, QUERIES)):
         if not torch.equal(alone(low, high), wanted_qhd[low:high]):
-            raise UnsupportedError(
+            raise ValueError(
                 "on this processor the attention of a row depends on the rows beside it; "
                 "leave out deterministic=True"
             )

@@ -10,16 +10,23 @@ Shape legend as in `kernels/attention.py`; h is the hidden size, i the intermedi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from structgen.kernels.attention import Attention, HeadShape, LayerSpec
-from structgen.models.activation import Activation, silu_and_multiply, silu_and_multiply_alike
 from structgen.models.config import ModelConfig
 from structgen.models.linear import linear
-from structgen.models.row_blocks import in_row_blocks
+from structgen.models.row_blocks import in_row_blocks, silu_and_multiply_alike
 from structgen.models.weights import LayerWeights, Weights
+
+
+def silu_and_multiply(both_ti: Tensor) -> Tensor:
+    """SiLU of the gate times the up projection, [T, i] of both side by side, [T, 2 * i]."""
+    gate_ti, up_ti = both_ti.chunk(2, dim=-1)
+    return functional.silu(gate_ti).mul_(up_ti)
 
 
 class Decoder:
@@ -37,7 +44,7 @@ class Decoder:
         weights: Weights,
         cos_sin_pd: Tensor,
         *,
-        activation: Activation = silu_and_multiply,
+        activation: Callable[[Tensor], Tensor] = silu_and_multiply,
     ) -> None:
         self.config = config
         self.shape: HeadShape = config.shape

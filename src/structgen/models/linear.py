@@ -123,7 +123,7 @@ def _by_blocks(
         return linear(x_ti, weight, bias_o)
     if (spare := sum(blocks) - rows) > 0:
         x_ti = functional.pad(x_ti, (0, 0, 0, spare))
-    products = [linear(block_ti, weight, bias_o) for block_ti in x_ti.split(blocks)]
+    products = [linear(block_ti, weight, bias_o) for block_ti in torch.split(x_ti, blocks)]
     return products[0][:rows] if len(products) == 1 else torch.cat(products)[:rows]
 
 
