@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from structgen.kernels import cpu_plan
 from structgen.kernels.attention import AttentionType, LayerSpec
 from structgen.kernels.choose import ATTENTION, DETERMINISTIC, attention_for
 from structgen.kernels.cpu import CpuAttention
@@ -46,6 +49,14 @@ STEPS = {
     ],
     "a sequence without queries": [Branch(30, 0), Branch(5, 1, after=0), Branch(2, 1)],
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def eager() -> Iterator[None]:
+    """Prefixes are shared where they are short, too, so that small scenes meet all parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_plan, "SAVED_VALUES", 0)
+        yield
 
 
 def distance(kind: AttentionType, step: Scene) -> float:
