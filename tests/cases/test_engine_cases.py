@@ -185,6 +185,21 @@ class TestBatching:
         assert alone[5].text == "1, 2,"
 
 
+class TestADeterministicEngine:
+    async def test_gives_a_request_the_bits_that_it_has_alone(self, default_model: Path) -> None:
+        wanted = [(COUNT.prompt, 3), (TEN.prompt, 2)]
+        # Together they share the chunk, so that each is cut where it is not when it is alone.
+        async with opened(default_model, chunk_size=16, deterministic=True, threads=1) as engine:
+            alone = [await greedy(engine, prompt, new) for prompt, new in wanted]
+            engine.flush_cache()
+            cold = await asyncio.gather(*(greedy(engine, p, new) for p, new in wanted))
+            warm = await asyncio.gather(*(greedy(engine, p, new) for p, new in wanted))
+
+        assert [done.logprobs for done in cold] == [done.logprobs for done in alone]
+        assert [done.logprobs for done in warm] == [done.logprobs for done in alone]
+        assert all(done.usage.cached_tokens for done in warm)
+
+
 class TestAPoolTooSmallForAll:
     async def test_gives_the_ids_of_a_large_one(self, default_model: Path) -> None:
         wanted = [(PROBES[0], 12), (PROBES[1], 8), (PROBES[2], 12), (PROBES[4], 8)]

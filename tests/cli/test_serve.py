@@ -42,6 +42,7 @@ class TestOptions:
             dtype="float32",
             disable_radix_cache=True,
             disable_jump_forward=True,
+            deterministic=True,
             grammar_backend="xgrammar",
         )
 
@@ -50,6 +51,7 @@ class TestOptions:
         assert (config.max_running, config.slots, config.chunk_size) == (3, 1000, 64)
         assert (config.max_context, config.max_waiting, config.max_waiting_tokens) == (512, 0, 99)
         assert (config.radix, config.jump_forward, config.xgrammar) == (False, False, True)
+        assert config.deterministic
 
     def test_become_those_of_the_server(self) -> None:
         options = ServeOptions(

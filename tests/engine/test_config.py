@@ -49,6 +49,7 @@ class TestOptions:
             ("radix", "no"),
             ("radix", None),
             ("jump_forward", 1),
+            ("deterministic", 1),
             ("worker", 1),
             ("memory_fraction", 0),
             ("memory_fraction", 0.95),

@@ -26,6 +26,7 @@ def write_tiny_model(
     folder: Path,
     *,
     max_context: int = 512,
+    intermediate_size: int = 96,
     added: Mapping[str, bool] = MappingProxyType({}),
     template: str = CHATML,
 ) -> Path:
@@ -37,7 +38,7 @@ def write_tiny_model(
     config = LlamaConfig(
         vocab_size=256 + len(SPECIAL) + len(added),
         hidden_size=48,
-        intermediate_size=96,
+        intermediate_size=intermediate_size,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

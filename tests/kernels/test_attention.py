@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from structgen.kernels import cpu_plan
 from structgen.kernels.attention import AttentionType, LayerSpec
-from structgen.kernels.choose import ATTENTION, attention_for
+from structgen.kernels.choose import ATTENTION, DETERMINISTIC, attention_for
 from structgen.kernels.cpu import CpuAttention
+from structgen.kernels.cpu_fixed import FixedCpuAttention
 from structgen.kernels.reference import ReferenceAttention
 from tests.kernels.scenes import Branch, Scene, head_shape, outcome, scene
 
 IMPLEMENTATIONS = [pytest.param(CpuAttention, id="cpu")]
+# What differs in these is its own tests' matter: the contract is tried in fewer shapes.
+ALL = [*IMPLEMENTATIONS, pytest.param(FixedCpuAttention, id="fixed")]
 SHAPES = [(9, 3, 64), (8, 1, 128), (16, 16, 64)]
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 
@@ -42,6 +48,14 @@ STEPS = {
     ],
     "a sequence without queries": [Branch(30, 0), Branch(5, 1, after=0), Branch(2, 1)],
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def eager() -> Iterator[None]:
+    """Prefixes are shared where they are short, too, so that small scenes meet all parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_plan, "SAVED_VALUES", 0)
+        yield
 
 
 def distance(kind: AttentionType, step: Scene) -> float:
@@ -100,7 +114,19 @@ class TestAttend:
         assert bool(result.out_tx[-3:].isfinite().all())
 
 
-@pytest.mark.parametrize("kind", IMPLEMENTATIONS)
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("branches", STEPS.values(), ids=STEPS.keys())
+class TestAttendOfADeterministicEngine:
+    def test_equals_the_reference(self, branches: list[Branch], window: int | None) -> None:
+        step = scene(branches, head_shape(4, 2, 32), spec=LayerSpec(window=window), padding=2)
+
+        result = outcome(FixedCpuAttention, step)
+
+        assert distance(FixedCpuAttention, step) < TOLERANCE[torch.float32]
+        assert bool(result.out_tx[-2:].isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ALL)
 class TestWrite:
     @pytest.mark.parametrize("rotary", [True, False])
     @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -155,7 +181,7 @@ def possible(branches: list[Branch]) -> list[Branch]:
     ]
 
 
-@pytest.mark.parametrize("kind", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", ALL)
 class TestAnyStep:
     @settings(max_examples=60, deadline=None, derandomize=True)
     @given(
@@ -225,12 +251,13 @@ class TestOneImplementationOverManySteps:
 class TestChoosing:
     def test_the_cpu_has_its_own(self) -> None:
         assert attention_for(torch.device("cpu")) is CpuAttention
+        assert attention_for(torch.device("cpu"), deterministic=True) is FixedCpuAttention
 
     def test_an_unknown_device_is_refused_by_name(self) -> None:
         with pytest.raises(ValueError, match=r"no attention for device 'meta'.*cpu"):
             attention_for(torch.device("meta"))
 
     def test_every_implementation_in_the_table_is_tested_here(self) -> None:
-        tested = {case.values[0] for case in IMPLEMENTATIONS}
+        tested = {case.values[0] for case in ALL}
 
-        assert set(ATTENTION.values()) <= tested
+        assert {*ATTENTION.values(), *DETERMINISTIC.values()} <= tested

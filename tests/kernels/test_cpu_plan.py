@@ -18,9 +18,12 @@ def plan(
     window: int | None = None,
     scattered: bool = False,
     gather_rows: int = 1 << 16,
+    row_values: int = 192,
 ) -> tuple[Part, ...]:
     layout, _ = layout_of(branches, scattered=scattered, padding=0, seed=0)
-    return parts_of(layout, window, gather_rows=gather_rows, dtype=torch.float32)
+    return parts_of(
+        layout, window, gather_rows=gather_rows, row_values=row_values, dtype=torch.float32
+    )
 
 
 def rows_of(part: Part) -> list[int]:
@@ -93,6 +96,16 @@ class TestParts:
         (part,) = plan([Branch(40, 1), Branch(3, 1, after=0), Branch(3, 1, after=0)])
 
         assert isinstance(part, Padded)
+
+    def test_two_branches_read_a_prefix_once_only_where_that_saves_much(self) -> None:
+        short, long = ([Branch(c, 1), Branch(3, 1, after=0)] for c in (400, 800))
+
+        found = [
+            any(isinstance(part, Shared) for part in plan(branches, row_values=row))
+            for branches, row in ((short, 192), (long, 192), (short, 1024))
+        ]
+
+        assert found == [False, True, True]
 
     def test_a_branch_that_shares_little_does_not_shorten_the_prefix_of_the_others(self) -> None:
         system, trunk = Branch(150, 1), Branch(1000, 1, after=0)

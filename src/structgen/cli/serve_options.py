@@ -180,6 +180,14 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         _option(_ENGINE, "Draw what constraints leave no choice about.", "--disable-jump-forward"),
     ] = False
+    deterministic: Annotated[
+        bool,
+        _option(
+            _ENGINE,
+            "A request's tokens and log-probabilities never depend on others; slower.",
+            "--deterministic",
+        ),
+    ] = False
     compile_timeout: Annotated[
         float | None, _option(_ENGINE, "Seconds in which a constraint must compile; else 10.")
     ] = None
@@ -243,6 +251,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
             **self._given(ENGINE_OPTIONS),
             **({"radix": False} if self.disable_radix_cache else {}),
             **({"jump_forward": False} if self.disable_jump_forward else {}),
+            **({"deterministic": True} if self.deterministic else {}),
             **({"xgrammar": True} if self.grammar_backend == "xgrammar" else {}),
         }
 

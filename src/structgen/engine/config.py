@@ -39,6 +39,7 @@ class EngineOptions(TypedDict, total=False):
     max_context: int | None
     radix: bool
     jump_forward: bool
+    deterministic: bool
     seed: int
     threads: int | None
     worker: bool
@@ -65,6 +66,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     radix            share prefixes between requests
     jump_forward     take tokens that a constraint leaves no choice about without drawing them;
                      they are written as the tokenizer writes the text
+    deterministic    compute each token in one order of sums, whatever else is in its step: tokens
+                     and log-probabilities of a request with a temperature of 0, or a seed, are the
+                     same bits alone and in company, with the cache and without, however it is cut
+                     into chunks; on this machine, with these options. On a CPU only
     seed             of requests that bring none: request n then draws from (seed, n)
     threads          of torch; None: torch's own choice, one per core or OMP_NUM_THREADS
     worker           compute in a worker thread; False computes in the event loop's own thread,
@@ -88,6 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int | None = None
     radix: bool = True
     jump_forward: bool = True
+    deterministic: bool = False
     seed: int = 0
     threads: int | None = None
     worker: bool = True
@@ -99,7 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not isinstance(self.dtype, str) or self.dtype not in {"auto", *DTYPES}:
             raise OptionError("dtype", f"expected auto, {', '.join(DTYPES)}; got {self.dtype!r}")
         self._check_counts()
-        for name in ("radix", "jump_forward", "worker", "xgrammar"):
+        for name in ("radix", "jump_forward", "deterministic", "worker", "xgrammar"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(name, f"expected True or False, got {value!r}")
         if not isinstance(self.chat_template, str | Path | None):

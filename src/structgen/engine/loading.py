@@ -20,9 +20,11 @@ from structgen.engine.config import (
 )
 from structgen.engine.constraints import vocabulary_of
 from structgen.engine.runner import Runner, slot_bytes
+from structgen.errors import UnsupportedError
 from structgen.grammar.matcher import Vocabulary
 from structgen.grammar.xgrammar_matcher import Compiler
 from structgen.models.checkpoint import Checkpoint, open_checkpoint
+from structgen.models.decoder import Decoder
 from structgen.models.registry import build
 from structgen.models.resolve import resolve
 
@@ -39,7 +41,10 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded:
-    """Find, read and place a model. Raises `ModelError` for what cannot be found or read."""
+    """Find, read and place a model. Raises `ModelError` for what cannot be found or read.
+
+    UnsupportedError if the engine is to be deterministic where that cannot be had.
+    """
     template = None if config.chat_template is None else Path(config.chat_template)
     checkpoint = open_checkpoint(resolve(model), chat_template=template)
     source = checkpoint.source
@@ -62,8 +67,22 @@ def load(model: str | Path, config: EngineConfig, device: str = "cpu") -> Loaded
     vocabulary = vocabulary_of(checkpoint, decoder.config.vocab_size)
     if config.xgrammar:
         vocabulary.derived(Compiler)
-    runner = Runner(decoder, slots, dtype)
+    runner = _runner(decoder, slots, dtype, config)
     return Loaded(checkpoint, runner, dtype, slots, decoder.max_context, vocabulary)
+
+
+def _runner(decoder: Decoder, slots: int, dtype: torch.dtype, config: EngineConfig) -> Runner:
+    if not config.deterministic:
+        return Runner(decoder, slots, dtype)
+    # What it may count on is tried here, and depends on how many threads compute.
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads or before)
+    try:
+        return Runner(decoder.deterministic(), slots, dtype, deterministic=True)
+    except ValueError as error:
+        raise UnsupportedError(str(error)) from error
+    finally:
+        torch.set_num_threads(before)
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -22,15 +22,20 @@ from structgen.models.linear import padded_rows
 class Runner:
     """One model on one device, with the pools of its keys and values."""
 
-    def __init__(self, decoder: Decoder, slots: int, dtype: torch.dtype) -> None:
-        """`slots` usable slots; slot 0, the padding slot, comes on top."""
+    def __init__(
+        self, decoder: Decoder, slots: int, dtype: torch.dtype, *, deterministic: bool = False
+    ) -> None:
+        """`slots` usable slots; slot 0, the padding slot, comes on top.
+
+        deterministic   a row's bits do not depend on the step's other rows, if the decoder's do not
+        """
         self.decoder = decoder
         self.device = decoder.device
         width = decoder.shape.kv_heads * decoder.shape.head_dim
         shape = (slots + 1, width)
         self.k_pools = [zeros(shape, dtype, self.device) for _ in decoder.layers]
         self.v_pools = [zeros(shape, dtype, self.device) for _ in decoder.layers]
-        self._attention = attention_for(self.device)(
+        self._attention = attention_for(self.device, deterministic=deterministic)(
             self.k_pools, self.v_pools, decoder.shape, decoder.layers, decoder.cos_sin_pd
         )
 

@@ -71,7 +71,11 @@ class CpuAttention:
             window = _effective(spec, longest)
             if window not in by_window:
                 by_window[window] = parts_of(
-                    layout, window, gather_rows=self._gather_rows, dtype=self._dtype
+                    layout,
+                    window,
+                    gather_rows=self._gather_rows,
+                    row_values=self.k_pools[0].shape[1],
+                    dtype=self._dtype,
                 )
         positions_t = torch.tensor(layout.positions_t)
         cos_t1d, signed_t1d = rotary_rows(self.cos_sin_pd, positions_t, self._dtype)

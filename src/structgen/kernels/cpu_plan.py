@@ -24,8 +24,10 @@ from torch import Tensor
 
 from structgen.kernels.attention import Layout
 
-# Shared tokens from which a second product and the merge cost less than reading them per row.
+# Shared tokens from which a second product and the merge may cost less than reading them per row,
+# and values of keys, of all rows but one, from which they do: 768 tokens of three heads of 64.
 SHARED_TOKENS = 128
+SAVED_VALUES = 144 << 10
 # Chunks with fewer queries carry a mask; longer ones split at the chunk's start, which needs none.
 MASKED_QUERIES = 32
 # Queries per mask where a sliding window needs one: bounds the mask at window + 255 columns.
@@ -127,11 +129,12 @@ class _Piece:
 
 
 def parts_of(
-    layout: Layout, window: int | None, *, gather_rows: int, dtype: torch.dtype
+    layout: Layout, window: int | None, *, gather_rows: int, row_values: int, dtype: torch.dtype
 ) -> tuple[Part, ...]:
     """The calls that answer all query rows of `layout` under this sliding window.
 
     gather_rows   pool rows that one part may copy
+    row_values    of keys in a pool row
     dtype         of the queries, and so of masks
     """
     decodes: list[_Piece] = []
@@ -142,7 +145,7 @@ def parts_of(
         else:
             parts.append(_single(piece, window, dtype))
     alone: list[_Piece] = []
-    for shared, members in _shared_groups(decodes) if decodes else ():
+    for shared, members in _shared_groups(decodes, row_values) if decodes else ():
         if not shared:
             alone += members
             continue
@@ -236,7 +239,7 @@ def _similar(pieces: Sequence[_Piece], gather_rows: int) -> list[list[_Piece]]:
     return [sorted(group, key=lambda p: p.first) for group in groups]
 
 
-def _shared_groups(pieces: Sequence[_Piece]) -> list[tuple[int, list[_Piece]]]:
+def _shared_groups(pieces: Sequence[_Piece], row_values: int) -> list[tuple[int, list[_Piece]]]:
     """Disjoint sets with a common beginning that save most reads: (shared tokens, members).
 
     Walks the tree that the contexts form and decides at each fork whether its branches are one
@@ -251,8 +254,10 @@ def _shared_groups(pieces: Sequence[_Piece]) -> list[tuple[int, list[_Piece]]]:
         # A context that ends here is a branch of its own, whatever its last slot is.
         ends = piece.first if len(piece.context) == shared + 1 else -1
         branches.setdefault((int(piece.context[shared]), ends), []).append(piece)
-    apart = [group for branch in branches.values() for group in _shared_groups(branch)]
-    if shared >= SHARED_TOKENS and _saved([(shared, list(pieces))]) >= _saved(apart):
+    apart = [group for branch in branches.values() for group in _shared_groups(branch, row_values)]
+    saved = _saved([(shared, list(pieces))])
+    pays = shared >= SHARED_TOKENS and saved * row_values >= SAVED_VALUES
+    if pays and saved >= _saved(apart):
         return [(shared, list(pieces))]
     return apart
 

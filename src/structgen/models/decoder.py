@@ -10,6 +10,8 @@ Shape legend as in `kernels/attention.py`; h is the hidden size, i the intermedi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,7 +19,14 @@ from torch.nn import functional
 from structgen.kernels.attention import Attention, HeadShape, LayerSpec
 from structgen.models.config import ModelConfig
 from structgen.models.linear import linear
+from structgen.models.row_blocks import in_row_blocks, silu_and_multiply_alike
 from structgen.models.weights import LayerWeights, Weights
+
+
+def silu_and_multiply(both_ti: Tensor) -> Tensor:
+    """SiLU of the gate times the up projection, [T, i] of both side by side, [T, 2 * i]."""
+    gate_ti, up_ti = both_ti.chunk(2, dim=-1)
+    return functional.silu(gate_ti).mul_(up_ti)
 
 
 class Decoder:
@@ -29,12 +38,20 @@ class Decoder:
     cos_sin_pd   f32[max_context, head_dim], as attention needs it
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, cos_sin_pd: Tensor) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        cos_sin_pd: Tensor,
+        *,
+        activation: Callable[[Tensor], Tensor] = silu_and_multiply,
+    ) -> None:
         self.config = config
         self.shape: HeadShape = config.shape
         self.layers: tuple[LayerSpec, ...] = config.layers
         self.cos_sin_pd = cos_sin_pd
         self._weights = weights
+        self._activation = activation
         self._hidden = (config.hidden_size,)
 
     @property
@@ -56,6 +73,20 @@ class Decoder:
     def tied(self) -> bool:
         """Whether embedding and head are one matrix in memory."""
         return self._weights.tied
+
+    def deterministic(self) -> Decoder:
+        """The same model, in which a token's result does not depend on the step's other tokens.
+
+        Shares this one's memory. Made with as many threads as it will compute with: what it may
+        count on was tried with those. UnsupportedError where this processor gives nothing to count
+        on.
+        """
+        return Decoder(
+            self.config,
+            in_row_blocks(self._weights),
+            self.cos_sin_pd,
+            activation=silu_and_multiply_alike,
+        )
 
     def forward(self, inputs: Tensor, attention: Attention, plan: object) -> Tensor:
         """One step: keys and values of all tokens are written, hidden states come back.
@@ -100,8 +131,7 @@ class Decoder:
         both_ti = linear(
             self._norm(x_th, weights.mlp_norm_h), weights.gate_up, weights.gate_up_bias
         )
-        gate_ti, up_ti = both_ti.chunk(2, dim=-1)
-        return linear(functional.silu(gate_ti).mul_(up_ti), weights.down, weights.down_bias)
+        return linear(self._activation(both_ti), weights.down, weights.down_bias)
 
     def _norm(self, x_th: Tensor, weight_h: Tensor) -> Tensor:
         return functional.rms_norm(x_th, self._hidden, weight_h, self.config.norm_eps)
