@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from structgen.kernels.attention import AttentionType, LayerSpec
-from structgen.kernels.choose import ATTENTION, attention_for
+from structgen.kernels.choose import KERNELS, kernels_for, triton_kernels
 from structgen.kernels.cpu import CpuAttention
 from structgen.kernels.reference import ReferenceAttention
 from tests.kernels.scenes import Branch, Scene, head_shape, outcome, scene
@@ -224,13 +224,18 @@ class TestOneImplementationOverManySteps:
 
 class TestChoosing:
     def test_the_cpu_has_its_own(self) -> None:
-        assert attention_for(torch.device("cpu")) is CpuAttention
+        assert kernels_for(torch.device("cpu")).attention is CpuAttention
 
     def test_an_unknown_device_is_refused_by_name(self) -> None:
-        with pytest.raises(ValueError, match=r"no attention for device 'meta'.*cpu"):
-            attention_for(torch.device("meta"))
+        with pytest.raises(ValueError, match=r"no kernels for device 'meta'.*cpu, cuda"):
+            kernels_for(torch.device("meta"))
 
-    def test_every_implementation_in_the_table_is_tested_here(self) -> None:
+    def test_an_architecture_without_kernels_is_refused_by_name(self) -> None:
+        with pytest.raises(ValueError, match=r"no kernels for 'sm_75'; .* sm_80.* the cpu"):
+            triton_kernels("sm_75")
+
+    def test_every_implementation_on_the_cpu_is_tested_here(self) -> None:
         tested = {case.values[0] for case in IMPLEMENTATIONS}
 
-        assert set(ATTENTION.values()) <= tested
+        assert set(KERNELS) == {"cpu", "cuda"}, "a new device needs tests of its own"
+        assert kernels_for(torch.device("cpu")).attention in tested
