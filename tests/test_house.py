@@ -45,7 +45,7 @@ VOCABULARY_IMPORTS = {"msgspec"}
 
 # Where an import may stand inside a function: `import structgen` and `--help` load no torch, and
 # a heavy library is loaded only for those who use it.
-DEFERRING = {"", "cli", "models", "grammar", "testing", "program"}
+DEFERRING = {"", "cli", "models", "grammar", "testing", "program", "kernels"}
 
 FORBIDDEN_NAME = re.compile(r"util|helper|common|misc|manager|handler|processor", re.IGNORECASE)
 CODES = r"(:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*)?"

@@ -100,7 +100,7 @@ class TestWhatIsRefused:
             (["--page-size", "16"], "--page-size 16: pages of the cache are single tokens"),
             (["--schedule-policy", "fcfs"], "lpm"),
             (["--load-format", "gguf"], "safetensors or GGUF"),
-            (["--device", "cuda"], "cpu"),
+            (["--device", "tpu"], "--device tpu: expected cpu, cuda or cuda:0"),
             (["--grammar-backend", "outlines"], "llguidance or xgrammar"),
             (["--allowed-origins", "page.example"], "https://"),
             (["--max-running-request", "3"], "did you mean --max-running-requests"),

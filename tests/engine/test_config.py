@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ from structgen.engine.config import (
     choose_dtype,
     choose_slots,
     config_from,
+    memory_of,
     total_memory,
 )
 from structgen.engine.engine import Engine
+from structgen.engine.loading import load
 from structgen.errors import OptionError
+from structgen.kernels.choose import Kernels
 
 GIB = 2**30
 
@@ -27,6 +32,11 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("option", "value"),
         [
+            ("device", "gpu"),
+            ("device", "cuda:"),
+            ("device", "cuda:-1"),
+            ("device", "cuda:01"),
+            ("device", None),
             ("dtype", "int8"),
             ("dtype", ["float32"]),
             ("dtype", torch.float32),
@@ -70,6 +80,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("option", "value"),
         [
+            ("device", "cpu"),
             ("dtype", "bfloat16"),
             ("slots", None),
             ("threads", None),
@@ -107,6 +118,41 @@ class TestOptions:
             assert engine.capabilities.max_context == 5
 
 
+class TestTheDevice:
+    def test_that_is_not_there_is_refused_at_once_with_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+        with pytest.raises(OptionError, match=r"device: cuda:1 .* finds no GPU; .* or use cpu"):
+            Engine("nothing is loaded yet", device="cuda:1")
+
+    def test_beyond_the_last_is_refused_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+        assert EngineConfig(device="cuda:1").device == "cuda:1"
+        with pytest.raises(OptionError, match="device: there is no cuda:2; the last is cuda:1"):
+            EngineConfig(device="cuda:2")
+
+    def test_without_kernels_is_refused_before_a_model_is_read(self) -> None:
+        def none(device: torch.device) -> Kernels:
+            raise ValueError(f"no kernels for {device}")
+
+        with pytest.raises(OptionError, match="device: no kernels for cpu"):
+            load("there is no such model", EngineConfig(), kernels_of=none)
+
+    def test_that_is_a_cpu_needs_no_triton(self) -> None:
+        script = (
+            "import sys, torch, structgen.engine.engine\n"
+            "from structgen.kernels.choose import kernels_for\n"
+            "kernels_for(torch.device('cpu'))\n"
+            "sys.exit('triton' in sys.modules)\n"
+        )
+
+        subprocess.run([sys.executable, "-c", script], check=True)
+
+
 class TestSlots:
     def slots(self, *, available: int = 8 * GIB, total: int = 16 * GIB, **options: Any) -> int:
         return choose_slots(EngineConfig(**options), 1024, 2048, available, total)
@@ -135,6 +181,15 @@ class TestSlots:
 
 
 class TestMemory:
+    def test_of_a_gpu_counts_blocks_that_torch_holds_and_nobody_uses(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (500, 2000))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 90)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 60)
+
+        assert memory_of(torch.device("cuda")) == (530, 2000)
+
     def test_that_is_available_is_part_of_all(self) -> None:
         assert 0 < available_memory() <= total_memory()
 

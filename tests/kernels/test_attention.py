@@ -12,7 +12,12 @@ from torch import Tensor
 
 from structgen.kernels import cpu_plan
 from structgen.kernels.attention import AttentionType, LayerSpec
-from structgen.kernels.choose import ATTENTION, DETERMINISTIC, attention_for
+from structgen.kernels.choose import (
+    KERNELS,
+    deterministic_kernels_for,
+    kernels_for,
+    triton_kernels,
+)
 from structgen.kernels.cpu import CpuAttention
 from structgen.kernels.cpu_fixed import FixedCpuAttention
 from structgen.kernels.reference import ReferenceAttention
@@ -250,14 +255,24 @@ class TestOneImplementationOverManySteps:
 
 class TestChoosing:
     def test_the_cpu_has_its_own(self) -> None:
-        assert attention_for(torch.device("cpu")) is CpuAttention
-        assert attention_for(torch.device("cpu"), deterministic=True) is FixedCpuAttention
+        assert kernels_for(torch.device("cpu")).attention is CpuAttention
+        assert deterministic_kernels_for(torch.device("cpu")).attention is FixedCpuAttention
+
+    def test_no_other_device_has_deterministic_ones(self) -> None:
+        with pytest.raises(ValueError, match=r"no deterministic kernels for device 'cuda'.*cpu"):
+            deterministic_kernels_for(torch.device("cuda"))
 
     def test_an_unknown_device_is_refused_by_name(self) -> None:
-        with pytest.raises(ValueError, match=r"no attention for device 'meta'.*cpu"):
-            attention_for(torch.device("meta"))
+        with pytest.raises(ValueError, match=r"no kernels for device 'meta'.*cpu, cuda"):
+            kernels_for(torch.device("meta"))
 
-    def test_every_implementation_in_the_table_is_tested_here(self) -> None:
-        tested = {case.values[0] for case in ALL}
+    def test_an_architecture_without_kernels_is_refused_by_name(self) -> None:
+        with pytest.raises(ValueError, match=r"no kernels for 'sm_75'; .* sm_80.* the cpu"):
+            triton_kernels("sm_75")
 
-        assert {*ATTENTION.values(), *DETERMINISTIC.values()} <= tested
+    def test_every_implementation_on_the_cpu_is_tested_here(self) -> None:
+        tested, cpu = {case.values[0] for case in ALL}, torch.device("cpu")
+
+        assert set(KERNELS) == {"cpu", "cuda"}, "a new device needs tests of its own"
+        assert kernels_for(cpu).attention in tested
+        assert deterministic_kernels_for(cpu).attention in tested

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from structgen.errors import UnsupportedError
-from structgen.models.decoder import silu_and_multiply
 from structgen.models.linear import (
     ROW_BLOCK,
     FixedRowsWeight,
@@ -18,7 +17,7 @@ from structgen.models.linear import (
     row_blocks,
     weight_bytes,
 )
-from structgen.models.row_blocks import LAYER_SIZES, agreeing_sizes, silu_and_multiply_alike
+from structgen.models.row_blocks import LAYER_SIZES, agreeing_sizes
 from structgen.models.tensors import DenseWeight
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -89,27 +88,3 @@ class TestSizes:
             assert rows <= sum(blocks) < rows + ROW_BLOCK
             assert set(blocks) <= set(sizes)
             assert all(size % ROW_BLOCK == 0 for size in blocks[:-1])
-
-
-class TestSiluAndMultiply:
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_of_an_element_does_not_depend_on_the_others(self, dtype: torch.dtype) -> None:
-        before = torch.get_num_threads()
-        x = 5 * torch.randn(300, 2 * 130, generator=torch.Generator().manual_seed(0)).to(dtype)
-        alone = torch.cat([silu_and_multiply_alike(row) for row in torch.split(x, 1)])
-        try:
-            for threads in (1, 2, 3, 5):
-                torch.set_num_threads(threads)
-                for rows in (2, 16, 33, 252, 253, 300):
-                    assert torch.equal(silu_and_multiply_alike(x[:rows]), alone[:rows])
-        finally:
-            torch.set_num_threads(before)
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_is_that_of_torch(self, dtype: torch.dtype) -> None:
-        x = 30 * torch.randn(40, 2 * 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-
-        found, wanted = silu_and_multiply_alike(x), silu_and_multiply(x)
-
-        eps = torch.finfo(dtype).eps
-        assert torch.allclose(found.float(), wanted.float(), rtol=4 * eps, atol=1e-30)

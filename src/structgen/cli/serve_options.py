@@ -5,6 +5,7 @@ Used   by `app`, whose help lists them, and by `serve`. Imports little: help mus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,8 +25,8 @@ _ONE_CHOICE = {
     "page_size": (("1",), "pages of the cache are single tokens"),
     "schedule_policy": (("lpm",), "requests are started by priority, then longest cached prefix"),
     "load_format": (("auto",), "the format is told by the files: safetensors or GGUF"),
-    "device": (("auto", "cpu"), "this server computes on the CPU"),
 }
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]+)?")  # auto: the CPU
 # From what the engine and the server call their options to what the command line calls them.
 ENGINE_OPTIONS = {
     "slots": "max_total_tokens",
@@ -164,6 +165,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Annotated[int | None, _option(_ENGINE, "Most tokens of prompt and output.")] = (
         None
     )
+    device: Annotated[str | None, _option(_ENGINE, "cpu, cuda or cuda:N; else the CPU.")] = None
     dtype: Annotated[
         str | None, _option(_ENGINE, "float32, bfloat16 or float16; auto: what fits the memory.")
     ] = None
@@ -219,7 +221,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     page_size: Annotated[str | None, _option(_ELSEWHERE, "1.")] = None
     schedule_policy: Annotated[str | None, _option(_ELSEWHERE, "lpm.")] = None
     load_format: Annotated[str | None, _option(_ELSEWHERE, "auto.")] = None
-    device: Annotated[str | None, _option(_ELSEWHERE, "cpu.")] = None
 
     def check(self) -> None:
         """Raise `CommandError` for what can be told to be wrong without the engine."""
@@ -234,6 +235,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise CommandError(
                     f"--{flag} {given}: {reason}; leave it out, or write {' or '.join(values)}"
                 )
+        if self.device is not None and not _DEVICE.fullmatch(self.device):
+            raise CommandError(f"--device {self.device}: expected cpu, cuda or cuda:0")
         if self.grammar_backend not in {None, "llguidance", "xgrammar"}:
             raise CommandError(
                 f"--grammar-backend {self.grammar_backend}: expected llguidance or xgrammar"
@@ -249,6 +252,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The engine's options that were given."""
         return {
             **self._given(ENGINE_OPTIONS),
+            **({"device": self.device} if self.device not in {None, "auto"} else {}),
             **({"radix": False} if self.disable_radix_cache else {}),
             **({"jump_forward": False} if self.disable_jump_forward else {}),
             **({"deterministic": True} if self.deterministic else {}),

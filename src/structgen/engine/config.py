@@ -6,6 +6,7 @@ Used by `engine` and `loading`; the names here are the names that users write.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -23,12 +24,14 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
 }
 MOST_THREADS = 1024  # far beyond that, OpenMP ends the process when it cannot start them
+DEVICE = re.compile(r"cpu|cuda(:(0|[1-9][0-9]?))?")
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 class EngineOptions(TypedDict, total=False):
     """Keywords of `Engine`; see `EngineConfig` for what they mean and their defaults."""
 
+    device: str
     dtype: DtypeName
     slots: int | None
     memory_fraction: float
@@ -51,6 +54,7 @@ class EngineOptions(TypedDict, total=False):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one engine.
 
+    device           cpu, cuda, or cuda:N for one GPU of several
     dtype            of weights and cache. auto: on a CPU float32 while the weights take at most
                      half of the memory, else bfloat16; on a GPU the checkpoint's own
     slots            tokens that the cache can hold; None: as many as `memory_fraction` allows
@@ -83,6 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     Raises `OptionError` for values out of range.
     """
 
+    device: str = "cpu"
     dtype: DtypeName = "auto"
     slots: int | None = None
     memory_fraction: float = 0.3
@@ -102,6 +107,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     xgrammar: bool = False
 
     def __post_init__(self) -> None:
+        check_device(self.device)
         if not isinstance(self.dtype, str) or self.dtype not in {"auto", *DTYPES}:
             raise OptionError("dtype", f"expected auto, {', '.join(DTYPES)}; got {self.dtype!r}")
         self._check_counts()
@@ -131,6 +137,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise OptionError("threads", f"must be at most {MOST_THREADS}, got {self.threads}")
 
 
+def check_device(device: object) -> None:
+    """Raises `OptionError` for what names no device, and for a GPU that is not there."""
+    if not isinstance(device, str) or not DEVICE.fullmatch(device):
+        raise OptionError("device", f"expected cpu, cuda or cuda:0, got {device!r}")
+    if device == "cpu":
+        return
+    if not torch.cuda.is_available():
+        raise OptionError(
+            "device",
+            f"{device} is asked for, and torch {torch.__version__} finds no GPU; install a build "
+            "of torch for it and its driver, or use cpu",
+        )
+    if (number := torch.device(device).index or 0) >= (count := torch.cuda.device_count()):
+        raise OptionError("device", f"there is no cuda:{number}; the last is cuda:{count - 1}")
+
+
 def config_from(options: EngineOptions) -> EngineConfig:
     """Check keyword options. Raises `OptionError` for an unknown name or a bad value."""
     known = EngineConfig.__struct_fields__
@@ -158,6 +180,16 @@ def total_memory() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _control_group_limit()
     return total if limit is None else min(total, limit)
+
+
+def memory_of(device: torch.device) -> tuple[int, int]:
+    """Bytes of the device's memory that can be had now, and that could ever be had."""
+    if device.type == "cpu":
+        return available_memory(), total_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    # What torch holds and nobody uses can be had, too: loading leaves such blocks.
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + reserved, total
 
 
 def _control_group_limit() -> int | None:

@@ -80,6 +80,8 @@ class Engine:
     `OptionError` at once for an option that cannot be used.
     """
 
+    _load = staticmethod(load)  # tests load with kernels of their own, see there
+
     def __init__(
         self, model: str | Path = "smollm2-135m", **options: Unpack[EngineOptions]
     ) -> None:
@@ -103,7 +105,9 @@ class Engine:
         if self._entered:
             raise EngineError("this engine has been opened before; make a new one")
         self._entered = True
-        loading = asyncio.ensure_future(anyio.to_thread.run_sync(load, self._source, self.config))
+        loading = asyncio.ensure_future(
+            anyio.to_thread.run_sync(self._load, self._source, self.config)
+        )
         try:
             await outlast(loading)  # a thread cannot be stopped, and must not be left behind
             loaded = loading.result()

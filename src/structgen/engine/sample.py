@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from structgen.core.batch import LogitEdit, Picked, SamplingRows
+from structgen.kernels.choose import Sampler
 from structgen.kernels.draw import Terms, draw, leaders, peaks, some
 from structgen.kernels.noise import gumbel
 
@@ -41,13 +42,19 @@ _BITS = np.array([byte.bit_count() for byte in range(256)], np.uint8)  # set in 
 Top = tuple[tuple[int, float], ...]
 
 
-def pick(logits_rv: Tensor, rows: SamplingRows, mask: Tensor | None = None) -> Picked:
+def pick(
+    logits_rv: Tensor,
+    rows: SamplingRows,
+    mask: Tensor | None = None,
+    sampler: Sampler | None = None,
+) -> Picked:
     """Draw a token or score the targets of each row.
 
     logits_rv   float32 [R, V]; not modified
     rows        what to do with each row; edits and mask of rows with a target are ignored
     mask        int32 [masks, ceil(V / 32)]: bit i of word w allows token 32 * w + i;
                 needed if any `mask_row_r` is not -1
+    sampler     does stages 2 to 4 on the device of the logits; None: torch does
 
     A broken row has token -1, log-probability NaN and nothing further. With k > V there are only
     V alternatives.
@@ -56,10 +63,14 @@ def pick(logits_rv: Tensor, rows: SamplingRows, mask: Tensor | None = None) -> P
     broken_r = ~np.isfinite(peak_r)
     token_r = np.where(rows.target_r < 0, token_r, rows.target_r)
     shaped_r = _shaped(rows) & ~broken_r
-    if mask is not None and mask.is_cpu:
+    if mask is not None and mask.is_cpu and sampler is None:
         shaped_r &= ~_legal_peaks(rows, token_r, mask)
     if (drawn := np.flatnonzero(shaped_r)).size:
-        token_r[drawn] = _draw(logits_rv, rows, drawn, mask)
+        token_r[drawn] = (
+            _draw(logits_rv, rows, drawn, mask)
+            if sampler is None
+            else _draw_by(sampler, logits_rv, rows, drawn, mask)
+        )
         broken_r |= token_r < 0
     token_r[broken_r] = -1
     logprob_r = np.full(token_r.shape, np.nan, np.float32)
@@ -107,12 +118,7 @@ def _draw(
         if not few_n.all():
             token_n[~few_n] = _draw(logits_rv, rows, drawn[~few_n], mask)
         return token_n
-    # A copy, because the raw logits are needed for log-probabilities afterwards.
-    x_nv = logits_rv[torch.from_numpy(drawn).to(logits_rv.device)]
-    place = {int(row): n for n, row in enumerate(drawn)}
-    for edit in rows.edits:
-        if edit.row in place:
-            _edit(x_nv[place[edit.row]], edit)
+    x_nv = _edited(logits_rv, rows, drawn)
     if (mask_row_n := rows.mask_row_r[drawn]).max() >= 0:
         assert mask is not None, "rows are bound to a mask, but there is none"
         _constrain(x_nv, mask_row_n, mask)
@@ -123,6 +129,36 @@ def _draw(
     if noisy_n.any():
         token_n[noisy_n] = _sample(some(x_nv, noisy_n), peak_n[noisy_n], rows, drawn[noisy_n])
     return token_n
+
+
+def _draw_by(
+    sampler: Sampler,
+    logits_rv: Tensor,
+    rows: SamplingRows,
+    drawn: NDArray[np.int64],
+    mask: Tensor | None,
+) -> NDArray[np.int64]:
+    """As `_draw`, with everything after the edits left to the sampler."""
+    whole = not rows.edits and len(drawn) == len(logits_rv)
+    x_nv = logits_rv if whole else _edited(logits_rv, rows, drawn)
+    return sampler(
+        x_nv, rows.temperature_r[drawn], _terms(rows)[drawn], rows.mask_row_r[drawn], mask
+    )
+
+
+def _edited(logits_rv: Tensor, rows: SamplingRows, drawn: NDArray[np.int64]) -> Tensor:
+    """The rows `drawn` after their edits [N, V]."""
+    # A copy, because the raw logits are needed for log-probabilities afterwards.
+    x_nv = logits_rv[torch.from_numpy(drawn).to(logits_rv.device)]
+    place = {int(row): n for n, row in enumerate(drawn)}
+    for edit in rows.edits:
+        if edit.row in place:
+            _edit(x_nv[place[edit.row]], edit)
+    return x_nv
+
+
+def _terms(rows: SamplingRows) -> Terms:
+    return Terms(rows.top_k_r, rows.top_p_r, rows.min_p_r, rows.seed_r, rows.position_r)
 
 
 def _with_few(rows: SamplingRows, drawn: NDArray[np.int64], mask: Tensor) -> NDArray[np.bool_]:
@@ -232,8 +268,7 @@ def _sample(
     # The peak goes first: then no temperature, however small, can make an infinity above zero.
     x_nv -= torch.from_numpy(peak_n).to(x_nv.device)[:, None]
     x_nv /= torch.from_numpy(rows.temperature_r[row_n]).to(x_nv.device)[:, None]
-    terms = Terms(rows.top_k_r, rows.top_p_r, rows.min_p_r, rows.seed_r, rows.position_r)
-    return draw(x_nv, terms[row_n])
+    return draw(x_nv, _terms(rows)[row_n])
 
 
 # ---------------------------------------------------------------- log-probabilities

@@ -10,23 +10,16 @@ Shape legend as in `kernels/attention.py`; h is the hidden size, i the intermedi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from structgen.kernels.attention import Attention, HeadShape, LayerSpec
+from structgen.kernels.operations import AlikeOperations, Operations, TorchOperations
 from structgen.models.config import ModelConfig
 from structgen.models.linear import linear
-from structgen.models.row_blocks import in_row_blocks, silu_and_multiply_alike
+from structgen.models.row_blocks import in_row_blocks
 from structgen.models.weights import LayerWeights, Weights
-
-
-def silu_and_multiply(both_ti: Tensor) -> Tensor:
-    """SiLU of the gate times the up projection, [T, i] of both side by side, [T, 2 * i]."""
-    gate_ti, up_ti = both_ti.chunk(2, dim=-1)
-    return functional.silu(gate_ti).mul_(up_ti)
 
 
 class Decoder:
@@ -36,6 +29,7 @@ class Decoder:
     shape        heads, as attention needs them
     layers       what differs between layers, as attention needs it
     cos_sin_pd   f32[max_context, head_dim], as attention needs it
+    operations   norms and activation; None: in torch
     """
 
     def __init__(
@@ -43,16 +37,16 @@ class Decoder:
         config: ModelConfig,
         weights: Weights,
         cos_sin_pd: Tensor,
-        *,
-        activation: Callable[[Tensor], Tensor] = silu_and_multiply,
+        operations: Operations | None = None,
     ) -> None:
         self.config = config
         self.shape: HeadShape = config.shape
         self.layers: tuple[LayerSpec, ...] = config.layers
         self.cos_sin_pd = cos_sin_pd
         self._weights = weights
-        self._activation = activation
-        self._hidden = (config.hidden_size,)
+        self.operations = operations or TorchOperations()
+        # Of each layer's input, and of what the last one leaves.
+        self._norms = [*(layer.input_norm_h for layer in weights.layers), weights.norm_h]
 
     @property
     def max_context(self) -> int:
@@ -85,7 +79,7 @@ class Decoder:
             self.config,
             in_row_blocks(self._weights),
             self.cos_sin_pd,
-            activation=silu_and_multiply_alike,
+            AlikeOperations(),
         )
 
     def forward(self, inputs: Tensor, attention: Attention, plan: object) -> Tensor:
@@ -98,10 +92,14 @@ class Decoder:
         """
         # The residual stream is added to in place, so a caller's embeddings are copied first.
         x_th = inputs.clone() if inputs.is_floating_point() else self.embed(inputs)
+        add_norm, eps = self.operations.add_rms_norm, self.config.norm_eps
+        normed_th = self.operations.rms_norm(x_th, self._norms[0], eps)
         for layer, weights in enumerate(self._weights.layers):
-            x_th += self._attention(x_th, weights, layer, attention, plan)
-            x_th += self._mlp(x_th, weights)
-        return self._norm(x_th, self._weights.norm_h)
+            update_th = self._attention(normed_th, weights, layer, attention, plan)
+            normed_th = add_norm(x_th, update_th, weights.mlp_norm_h, eps)
+            update_th = self._mlp(normed_th, weights)
+            normed_th = add_norm(x_th, update_th, self._norms[layer + 1], eps)
+        return normed_th
 
     def embed(self, tokens_t: Tensor) -> Tensor:
         """Embeddings [T, h] of token ids i64[T]."""
@@ -114,24 +112,12 @@ class Decoder:
     def _attention(
         self, x_th: Tensor, weights: LayerWeights, layer: int, attention: Attention, plan: object
     ) -> Tensor:
-        qkv_tx = linear(self._norm(x_th, weights.input_norm_h), weights.qkv, weights.qkv_bias)
+        qkv_tx = linear(x_th, weights.qkv, weights.qkv_bias)
         if weights.qk_norm_nd is not None:
-            self._norm_heads(qkv_tx, weights.qk_norm_nd)
+            self.operations.norm_heads(qkv_tx, weights.qk_norm_nd, self.config.norm_eps)
         q_thd = attention.write(qkv_tx, layer, plan)
         return linear(attention.attend(q_thd, layer, plan), weights.out, weights.out_bias)
 
-    def _norm_heads(self, qkv_tx: Tensor, weight_nd: Tensor) -> None:
-        """RMSNorm of each head of q and k, in place (Qwen3)."""
-        count, dim = weight_nd.shape
-        heads_tnd = qkv_tx.narrow(1, 0, count * dim).view(-1, count, dim)
-        normed_tnd = functional.rms_norm(heads_tnd, (dim,), None, self.config.norm_eps)
-        heads_tnd.copy_(normed_tnd.mul_(weight_nd))
-
     def _mlp(self, x_th: Tensor, weights: LayerWeights) -> Tensor:
-        both_ti = linear(
-            self._norm(x_th, weights.mlp_norm_h), weights.gate_up, weights.gate_up_bias
-        )
-        return linear(self._activation(both_ti), weights.down, weights.down_bias)
-
-    def _norm(self, x_th: Tensor, weight_h: Tensor) -> Tensor:
-        return functional.rms_norm(x_th, self._hidden, weight_h, self.config.norm_eps)
+        both_ti = linear(x_th, weights.gate_up, weights.gate_up_bias)
+        return linear(self.operations.silu_and_multiply(both_ti), weights.down, weights.down_bias)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from structgen.errors import OptionError
+from structgen.kernels.operations import Operations
 from structgen.models.checkpoint import TensorSource
 from structgen.models.config import read_config
 from structgen.models.decoder import Decoder
@@ -27,11 +28,13 @@ def build(
     dtype: torch.dtype,
     device: torch.device,
     max_context: int | None = None,
+    operations: Operations | None = None,
 ) -> Decoder:
     """Load the decoder that `config` describes, in the shape of a config.json, from `source`.
 
     dtype         of weights, activations and, by the runner's choice, keys and values
     max_context   most tokens a sequence may have; None for what the model was made for
+    operations    norms and activation of the device; None: in torch
 
     CheckpointError names what is not supported, missing, left over or of another shape;
     OptionError if `max_context` is beyond the model's positions.
@@ -43,4 +46,4 @@ def build(
         raise OptionError("max_context", f"{context} is not between 1 and this model's {longest}")
     weights = load_weights(model, source, dtype=dtype, device=device)
     table_pd = rotary_table(model.rope, model.shape.head_dim, context, weights.rope_divisors_f)
-    return Decoder(model, weights, table_pd.to(device))
+    return Decoder(model, weights, table_pd.to(device), operations)

@@ -1,4 +1,4 @@
-"""Products and activations whose rows have the same bits whatever rows stand beside them.
+"""Matrix products whose rows have the same bits whatever rows stand beside them.
 
 Owns   the sizes of blocks that a matrix is multiplied with, found by trying, once for each shape.
 Holds  a row's result is that of a block of `ROW_BLOCK` rows, bit for bit: wherever the row stands
@@ -10,8 +10,6 @@ number of rows is a fixed order, and another number of rows that gives equal bit
 has the same order. It may stand in: sixteen rows for one are a waste, and so are sixty-four
 products for a prompt of 1,024. What was tried holds for this processor, library and number of
 threads only, which is why nothing of it is written down.
-
-The activation between two products is here, too: `silu_and_multiply_alike`.
 """
 
 from __future__ import annotations
@@ -91,19 +89,3 @@ def agreeing_sizes(
             "leave out deterministic=True, or use another dtype"
         )
     return agreeing
-
-
-def silu_and_multiply_alike(both_ti: Tensor) -> Tensor:
-    """SiLU of the gate times the up projection; each element's bits depend on it alone.
-
-    both_ti   [T, 2 * i], gate and up side by side; returns [T, i]
-
-    torch's SiLU takes the last few elements of a thread's share one by one, by another exponential
-    than that of a vector; where shares end depends on rows and threads. Its `exp` has one way for
-    all elements, and the other operations here are exact to the last bit either way.
-    """
-    gate_ti, up_ti = both_ti.chunk(2, dim=-1)
-    gate_32 = gate_ti.float()
-    # Far below zero the power overflows to infinity, and the quotient is the zero it should be.
-    silu_32 = gate_32 / gate_32.neg().exp_().add_(1)
-    return silu_32.to(both_ti.dtype).mul_(up_ti)

@@ -3,7 +3,7 @@
 Owns   the copy of each step's work lists on the device, and room for partial results.
 Holds  a plan is one upload; `write` is one launch, `attend` at most one for each bucket of rows,
        one for merges and one for prompts, all on the current stream. Nothing waits for the device.
-Used   by nobody yet: the runner's GPU side is to come.
+Used   by the engine's runner, which gets it from `kernels/choose.py`.
 
 On the CPU it runs where Triton interprets, with `arch` given: slow, for tests.
 """
@@ -88,7 +88,7 @@ class TritonAttention:
         if arch is None and self.device.type != "cuda":
             raise ValueError(
                 f"Triton attention runs on CUDA devices and the pools are on {self.device.type!r}; "
-                f"use the attention that `attention_for` gives for it"
+                f"use the attention that `kernels_for` gives for it"
             )
         self.arch = arch or arch_of(self.device)
         self.limits = self._limits(deterministic)
