@@ -20,6 +20,7 @@ from torch import Tensor
 
 from structgen.core.batch import Batch, Picked
 from structgen.core.core import Core, Failure, Outcome
+from structgen.core.pool import Slots
 from structgen.core.promise import PromisedText
 from structgen.core.sequence import Candidates, Job
 from structgen.core.text import TextStream
@@ -196,6 +197,33 @@ def layout_faults(batch: Batch) -> list[str]:
         if slots[row] not in {PADDING_SLOT, layout.context_b[owner][position]}:
             faults.append(f"row {row} writes to a slot that its own context does not hold")
     return faults
+
+
+class Contexts:
+    """What batches have said of contexts, to hold it against later ones."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[object, Slots, list[int]]] = {}
+
+    def faults(self, batch: Batch) -> list[str]:
+        """Where this batch, or what has become of older ones, breaks the promise of `origin_b`."""
+        layout = batch.layout
+        faults = [
+            f"a context was {slots} and has become {context}"
+            for _, context, slots in self._seen.values()
+            if context.tolist() != slots
+        ]
+        assert layout.origin_b is not None
+        if len({id(origin) for origin in layout.origin_b}) < len(layout.context_b):
+            faults.append("two contexts have the same origin")
+        for origin, context in zip(layout.origin_b, layout.context_b, strict=True):
+            slots = context.tolist()
+            if (last := self._seen.get(id(origin))) is not None:
+                both = min(len(slots), len(last[2]))
+                if slots[:both] != last[2][:both]:
+                    faults.append(f"a context goes on from {last[2]} as {slots}")
+            self._seen[id(origin)] = origin, context, slots
+        return faults
 
 
 class FakeComputer:
@@ -385,6 +413,7 @@ class Bench:
     ) -> None:
         self.core = Core(slots, chunk_size=chunk_size, max_running=max_running, radix=radix)
         self.memory = TagMemory(slots)
+        self.contexts = Contexts()
         self.outcomes: dict[int, list[Outcome]] = {}
         self.batch: Batch | None = None
         self._numbers = 0
@@ -399,6 +428,7 @@ class Bench:
         """Plan a step, which is then in flight."""
         self.batch = self.core.plan()
         assert self.batch is not None
+        assert self.contexts.faults(self.batch) == []
         return self.batch
 
     def planned(self) -> list[tuple[int, int, int]]:

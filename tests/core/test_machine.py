@@ -62,6 +62,7 @@ from structgen.sampling import Want
 from tests.core.fakes import (
     POISON,
     TABLE,
+    Contexts,
     Script,
     Strict,
     TagMemory,
@@ -362,6 +363,7 @@ class CoreMachine(RuleBasedStateMachine):
         # As after a long time without retraction, so that there is one soon.
         self.core.schedule._expected = expected
         self.memory = TagMemory(slots)
+        self.contexts = Contexts()
         self.asks: dict[int, Ask] = {}
         self.batch: Batch | None = None
         self.tree_tags: set[int] = set()
@@ -405,6 +407,7 @@ class CoreMachine(RuleBasedStateMachine):
             return
         self.mask = self.core.mask(self.batch)
         assert layout_faults(self.batch) == []
+        assert self.contexts.faults(self.batch) == []
         assert len(self.batch.tokens_t) % self.bucket == 0
         slices = self.core._in_flight or []
         assert len({piece.sequence.id for piece in slices}) == len(slices) > 0

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from structgen.core.schedule import FORESEEN
+from structgen.core.sequence import Sequence
 from structgen.errors import PromptError
 from structgen.request import Finish, Namespace
 from structgen.sampling import Want
-from tests.core.fakes import PLAIN, Bench, candidates_from
+from tests.core.fakes import PLAIN, Bench, candidates_from, job
 
 
 def tokens(count: int, first: int = 0) -> list[int]:
@@ -492,3 +493,30 @@ class TestScopes:
         bench.core.close_scope(scope)
 
         assert bench.core.pool.free == bench.core.pool.total
+
+
+class TestSlotsThatABatchHasSeen:
+    def computed(self) -> Sequence:
+        sequence = Sequence(job(1, [0, 1, 2, 0], max_tokens=2), 0)
+        sequence.slots[:4] = 5, 6, 7, 8
+        sequence.computed = sequence.allocated = 4
+        return sequence
+
+    def test_stay_when_others_are_put_in_their_place(self) -> None:
+        sequence = self.computed()
+        seen = sequence.slots[:4]
+
+        sequence.replace_slots(np.array([5, 6, 9]))
+
+        assert seen.tolist() == [5, 6, 7, 8]
+        assert sequence.slots[:4].tolist() == [5, 6, 9, 8]
+
+    def test_stay_when_they_are_given_back(self) -> None:
+        sequence = self.computed()
+        seen = sequence.slots[:4]
+
+        sequence.forget_slots()
+        sequence.replace_slots(np.array([3, 2, 1]))
+
+        assert seen.tolist() == [5, 6, 7, 8]
+        assert sequence.own_slots().size == 0

@@ -132,16 +132,18 @@ def assemble(step: int, slices: list[Slice], padded_rows: Callable[[int], int]) 
     positions = np.zeros(width, np.int64)
     slots = np.full(width, PADDING_SLOT, np.int64)
     context: list[NDArray[np.int64]] = []
+    origins: list[object] = []
     for piece, at in zip(slices, starts[:-1].tolist(), strict=True):
         sequence, start, stop = piece.sequence, piece.start, piece.start + piece.count
         end = at + piece.count
         tokens[at:end] = sequence.ids[start:stop]
         positions[at:end] = np.arange(start, stop)
         slots[at + piece.fresh - start : end] = sequence.slots[piece.fresh : stop]
-        # Copied: the sequence may change its slots (retraction, adoption) before the step ends.
-        context.append(sequence.slots[:stop].copy())
+        # No copy: an array of slots is only ever written to behind what steps have seen of it.
+        context.append(sequence.slots[:stop])
+        origins.append(sequence.slots)
     rows, sampling = _rows(slices, starts)
-    layout = Layout(starts, tuple(context), slots, positions)
+    layout = Layout(starts, tuple(context), slots, positions, tuple(origins))
     masks = int(sampling.mask_row_r.max(initial=-1)) + 1
     return Batch(step, tokens, layout, rows, sampling, masks)
 

@@ -222,7 +222,7 @@ class Schedule:
         hit = len(slots)
         self.pool.give_back(sequence.own_slots()[: hit - sequence.shared].copy())
         self._move_lock(sequence, node)
-        sequence.slots[:hit] = slots
+        sequence.replace_slots(slots)
         sequence.shared = hit
         sequence.allocated = max(sequence.allocated, hit)
         reached = max(sequence.computed, min(hit, sequence.match_limit))
@@ -244,7 +244,7 @@ class Schedule:
         if known > sequence.shared:
             # A sequence retracted a moment ago left the very tokens that this one is to compute.
             self.pool.give_back(sequence.slots[sequence.shared : known].copy())
-            sequence.slots[:known] = self.radix.match(space, ids)[1][:known]
+            sequence.replace_slots(self.radix.match(space, ids)[1][:known])
         self._move_lock(sequence, node)
         sequence.shared = stop
         scope = self.scopes.get(sequence.request.lineage.scope)
@@ -346,7 +346,7 @@ class Schedule:
             self.retreat(doubted.__contains__)
             self.pool.give_back(self.radix.discard(sequence.node))
         sequence.node = None
-        sequence.shared = sequence.computed = sequence.allocated = 0
+        sequence.forget_slots()
 
     # ------------------------------------------------------------ scopes
 

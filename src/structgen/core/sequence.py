@@ -3,7 +3,8 @@
 Owns   the request's token ids, the slots of its tokens, and how far both have been computed.
 Holds  `computed <= known`; positions below `shared` lie in slots of the radix tree (kept by one
        lock on `node`), those from there up to `allocated` in slots of its own. `shared` may be
-       ahead of `computed`: cached tokens that must run again for their logits.
+       ahead of `computed`: cached tokens that must run again for their logits. Batches refer to
+       `slots`: what they have seen of an array is never written to; others are a new array.
 Used   by `schedule` and `core` only; it never leaves the core.
 """
 
@@ -314,6 +315,17 @@ class Sequence:
     def held(self) -> tuple[int, ...]:
         """Tokens that were told and not reported: at the end, those that a stop has cut off."""
         return tuple(token for token, _ in self._held)
+
+    def replace_slots(self, slots: Slots) -> None:
+        """Put others in place of the first ones."""
+        if self.computed:
+            self.slots = self.slots.copy()
+        self.slots[: len(slots)] = slots
+
+    def forget_slots(self) -> None:
+        """Give up all of them; the sequence starts anew, if it does."""
+        self.slots = np.zeros(self.max_length, np.int64)
+        self.shared = self.computed = self.allocated = 0
 
     def own_slots(self) -> Slots:
         """The slots that belong to this sequence alone."""

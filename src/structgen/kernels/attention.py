@@ -36,6 +36,9 @@ class Layout:
                      and query i sees the first C_b - Q_b + i + 1 (the window may cut the front)
     slots_t          i64[T]; where the keys and values of row t are written
     positions_t      i64[T]; rotary position of row t
+    origin_b         B objects, all different, or None. Where two layouts have the same object, the
+                     contexts beside it agree as far as both go: what was made of the one may be
+                     kept for the other. Arrays of a layout are never written to again.
 
     T may exceed query_start_b1[-1]: rows from there on are padding (slot 0, position 0); what
     `attend` returns for them is finite and otherwise unspecified.
@@ -45,6 +48,7 @@ class Layout:
     context_b: tuple[NDArray[np.int64], ...]
     slots_t: NDArray[np.int64]
     positions_t: NDArray[np.int64]
+    origin_b: tuple[object, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

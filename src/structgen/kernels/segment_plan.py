@@ -12,18 +12,17 @@ Holds  each (row, visible position) is in exactly one item, or in the tile of it
        Padded items (0 rows) and padded merges (0 partials) are legal: nothing is stored for them.
 Used   by `gpu.attention.TritonAttention.plan`.
 
-Sequences are sorted by their slots, so that those below any fork are neighbours, to any depth. How
-many first slots neighbours have in common then says all there is to know about the tree, as the
-LCP array of a suffix array does (Kasai et al. 2001). That a prefix is attended to once for all its
-branches is Hydragen's idea (Juravsky et al. 2024), that the kernel's work is planned on the host is
-FlashInfer's (Ye et al. 2025).
+The tree of forks is `slot_tree.py`'s, the table `slot_table.py`'s; both go on from step to step.
+The lists are made anew, in numpy, with Python only for each sequence. That a prefix is attended to
+once for all its branches is Hydragen's idea (Juravsky et al. 2024), that the kernel's work is
+planned on the host is FlashInfer's (Ye et al. 2025).
 
     N rows of the split path    I items    M merged rows    P partials    C slots of the table
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -31,8 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from structgen.kernels.attention import HeadShape, Layout
+from structgen.kernels.slot_table import SlotTable
+from structgen.kernels.slot_tree import Reader, SlotTree, readers_of
 
-Slots = NDArray[np.int64]
 Ints = NDArray[np.int32]
 
 DIRECT = -1  # in place of a partial: the item's rows have no other, and are written to the output
@@ -86,7 +86,8 @@ class Bucket:
 class SegmentPlan:
     """The work lists of one step; position n of an item or tile has slot `table_c[shift + n]`.
 
-    table_c         slots; what items share stands in it once
+    table_c         slots, each sequence's whole context somewhere; what items share is read off
+                    one of those that share it. A planner writes to it in its next step
     order_n         row of the step of each row of the split path
     low_n, high_n   the row sees positions [low, high)
     items_i         [I, 6]: first row (of N), rows, shift, positions [from, to), first partial
@@ -112,22 +113,28 @@ class SegmentPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
-    """One sequence with new tokens: rows [first, first + queries) over `context`."""
-
-    first: int
-    queries: int
-    context: Slots
-
-
-@dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of the split path in tree order: sequence s has rows [start[s], start[s + 1])."""
+    """The rows of the split path in tree order: reader s has rows [start[s], start[s + 1]).
+
+    low_s, high_s   the first position that any row of reader s sees, and the one behind the last
+    """
 
     start: list[int]
     order_n: Ints
     low_n: Ints
     high_n: Ints
+    low_s: list[int]
+    high_s: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """Positions [low, high) that readers [first, last) read together, off the slots of `first`."""
+
+    first_r: Ints
+    last_r: Ints
+    low_r: Ints
+    high_r: Ints
 
 
 def saves(shape: HeadShape, limits: Limits, *, reads: int, rows: int, tokens: int) -> bool:
@@ -138,28 +145,66 @@ def saves(shape: HeadShape, limits: Limits, *, reads: int, rows: int, tokens: in
     """
     if reads < 2 or tokens < limits.shared_tokens:
         return False
-    chunks = -(-tokens // _chunk(tokens, shape, limits))
+    chunks = -(-tokens // int(_chunks(np.array([tokens], np.int32), shape, limits)[0]))
     slot_bytes = 2 * limits.element_bytes * shape.kv_heads * shape.head_dim
     saved = (reads - 1) * tokens * slot_bytes
     return saved > 2 * rows * shape.heads * (shape.head_dim + 1) * 4 * chunks
 
 
+class SegmentPlanner:
+    """Plans step after step; what they have in common is not looked at again.
+
+    That is what layouts with an `origin_b` say of the last one: whose contexts have only grown. A
+    step's plans are good until the next step.
+
+    table   the slots that all plans of a step refer to, and what has changed in it since the last
+    """
+
+    def __init__(self, shape: HeadShape, limits: Limits) -> None:
+        self.shape = shape
+        self.limits = limits
+        self.table = SlotTable()
+        self._tree = SlotTree()
+        self._split_starts = np.zeros(0, np.int32)
+        self._long: list[tuple[Reader, int]] = []
+
+    def step(self, layout: Layout) -> None:
+        """Take in the layout of the next step."""
+        readers = list(readers_of(layout))
+        starts = dict(zip(map(_key, readers), self.table.update(readers), strict=True))
+        most = self.limits.split_queries
+        self._tree.update([reader for reader in readers if reader.queries <= most])
+        in_order = [starts[_key(reader)] for reader in self._tree.readers]
+        self._split_starts = np.array(in_order, np.int32)
+        self._long = [(r, starts[_key(r)]) for r in readers if r.queries > most]
+
+    def plan(self, window: int | None) -> SegmentPlan:
+        """The work lists of this step for the layers with this window."""
+        rows = _rows_of(self._tree.readers, window)
+        ranges = _Walk(rows, self._tree.common, self.shape, self.limits).ranges()
+        raw_i5 = _items(ranges, rows, self._split_starts, self.shape, self.limits)
+        items_i, merges = _with_partials(raw_i5, rows)
+        items_i, buckets = _bucketed(items_i, self.shape.heads // self.shape.kv_heads, self.limits)
+        tiles_i = _tiles(self._long, window, self.shape, self.limits)
+        return SegmentPlan(
+            self.table.slots_c,
+            rows.order_n,
+            rows.low_n,
+            rows.high_n,
+            items_i,
+            buckets,
+            *merges,
+            tiles_i,
+        )
+
+
 def plan_segments(
     layout: Layout, window: int | None, shape: HeadShape, limits: Limits
 ) -> SegmentPlan:
-    """The work lists of a step for the layers with this window."""
-    table: list[Slots] = []
-    split, long = _sequences(layout, limits)
-    rows = _rows_of(split, window)
-    segments = _Segments(split, rows, shape, limits)
-    raw_i5 = segments.items(table)
-    tiles_i = _tiles(long, window, shape, limits, table)
-    table_c = np.concatenate(table).astype(np.int32) if table else np.empty(0, np.int32)
-    items_i, merges = _with_partials(raw_i5, rows)
-    items_i, buckets = _bucketed(items_i, shape.heads // shape.kv_heads, limits)
-    return SegmentPlan(
-        table_c, rows.order_n, rows.low_n, rows.high_n, items_i, buckets, *merges, tiles_i
-    )
+    """The work lists of a step by itself for the layers with this window."""
+    planner = SegmentPlanner(shape, limits)
+    planner.step(layout)
+    return planner.plan(window)
 
 
 def padded(plan: SegmentPlan, multiple: int) -> SegmentPlan:
@@ -186,116 +231,112 @@ def padded(plan: SegmentPlan, multiple: int) -> SegmentPlan:
     )
 
 
-def _sequences(layout: Layout, limits: Limits) -> tuple[list[_Sequence], list[_Sequence]]:
-    """Those of the split path in tree order, and those that are long enough for tiles."""
-    starts = layout.query_start_b1.tolist()
-    split: list[_Sequence] = []
-    long: list[_Sequence] = []
-    for first, last, context in zip(starts, starts[1:], layout.context_b, strict=False):
-        if last > first:
-            sequence = _Sequence(first, last - first, context)
-            (split if last - first <= limits.split_queries else long).append(sequence)
-    if len(split) > 1:
-        # Big-endian, bytes compare as the numbers they stand for: one memcmp a comparison.
-        split.sort(key=lambda s: (s.context.astype(">i4").tobytes(), s.first))
-    return split, long
+def _key(reader: Reader) -> int:
+    return id(reader.origin)
 
 
-def _rows_of(split: list[_Sequence], window: int | None) -> _Rows:
-    start, order, high = [0], [], []
-    for sequence in split:
-        count, length = sequence.queries, len(sequence.context)
-        start.append(start[-1] + count)
-        order.append(np.arange(sequence.first, sequence.first + count, dtype=np.int32))
-        high.append(np.arange(length - count + 1, length + 1, dtype=np.int32))
-    empty = np.empty(0, np.int32)
-    order_n = np.concatenate(order) if order else empty
-    high_n = np.concatenate(high) if high else empty
-    low_n = np.zeros_like(high_n) if window is None else np.maximum(high_n - window, 0)
-    return _Rows(start, order_n, low_n.astype(np.int32), high_n)
+def _rows_of(readers: Sequence[Reader], window: int | None) -> _Rows:
+    first_s = np.array([reader.first for reader in readers], np.int32)
+    count_s = np.array([reader.queries for reader in readers], np.int32)
+    high_s = np.array([len(reader.context) for reader in readers], np.int32)
+    start_s = _offsets(count_s)
+    within_n = np.arange(start_s[-1], dtype=np.int32) - np.repeat(start_s[:-1], count_s)
+    order_n = np.repeat(first_s, count_s) + within_n
+    high_n = np.repeat(high_s - count_s + 1, count_s) + within_n
+    low_n, low_s = np.zeros_like(high_n), np.zeros_like(high_s)
+    if window is not None:
+        low_n = np.maximum(high_n - np.int32(window), 0)
+        low_s = low_n[start_s[:-1]]
+    return _Rows(start_s.tolist(), order_n, low_n, high_n, low_s.tolist(), high_s.tolist())
 
 
-class _Segments:
-    """Walks the tree that the contexts form and cuts it into items."""
+class _Walk:
+    """Walks the tree that the contexts form, and says who reads what together."""
 
     def __init__(
-        self, split: list[_Sequence], rows: _Rows, shape: HeadShape, limits: Limits
+        self, rows: _Rows, common: Sequence[int], shape: HeadShape, limits: Limits
     ) -> None:
-        self.split = split
         self.rows = rows
+        self.common = common
         self.shape = shape
         self.limits = limits
-        pairs = pairwise(sequence.context for sequence in split)
-        self.common = np.array([0, *(_common(a, b) for a, b in pairs)], dtype=np.int64)
+        self.found: list[tuple[int, int, int, int]] = []
+        # From where on each reader reads for itself.
+        self.alone = [0] * len(rows.low_s)
 
-    def items(self, table: list[Slots]) -> Ints:
-        """[I, 5] without partials: first row, rows, shift, from, to; slots are put in `table`."""
-        found: list[tuple[int, int, int, int, int]] = []
-        offset = sum(map(len, table))
-        for first, last, low, high in self._ranges():
-            table.append(self.split[first].context[low:high])
-            shift = offset - low
-            offset += high - low
-            for begin, end in self._chunks(low, high):
-                found += [
-                    (row, count, shift, begin, end) for row, count in self._blocks(first, last)
-                ]
-        return np.array(found, dtype=np.int32).reshape(-1, 5)
-
-    def _ranges(self) -> Iterator[tuple[int, int, int, int]]:
-        """(first sequence, last, from, to): positions that these sequences read together."""
-        todo = [(0, len(self.split), 0)] if self.split else []
+    def ranges(self) -> _Ranges:
+        """What is shared, then what each reader reads for itself; none of them empty."""
+        todo = [(0, len(self.alone), 0)]
         while todo:
             first, last, start = todo.pop()
-            if last - first == 1:
-                low, high = self._seen(first, last, start, len(self.split[first].context))
-                if low < high:
-                    yield first, last, low, high
-                continue
-            inner = self.common[first + 1 : last]
-            end = int(inner.min())
-            low, high = self._seen(first, last, start, self._border(end))
-            if self._shares(first, last, high - low):
-                yield first, last, low, high
-                start = self._border(end)
-            cuts = first + 1 + np.flatnonzero(inner == end)
-            todo += [(a, b, start) for a, b in pairwise([first, *cuts.tolist(), last])]
+            if last - first > 1:
+                todo += self._fork(first, last, start)
+        shared_r4 = np.array(self.found, np.int32).reshape(-1, 4)
+        low_s = np.maximum(np.array(self.alone, np.int32), np.array(self.rows.low_s, np.int32))
+        if self.limits.deterministic:
+            low_s -= low_s % np.int32(self.limits.fixed_chunk)
+        high_s = np.array(self.rows.high_s, np.int32)
+        alone_s = np.flatnonzero(low_s < high_s).astype(np.int32)
+        alone_r4 = np.column_stack([alone_s, alone_s + 1, low_s[alone_s], high_s[alone_s]])
+        return _Ranges(*np.concatenate([shared_r4, alone_r4]).T)
+
+    def _fork(self, first: int, last: int, start: int) -> Iterator[tuple[int, int, int]]:
+        """Readers [first, last) read from `start` on: the branches where they part, likewise."""
+        end = min(self.common[first + 1 : last])
+        border = self._border(end)
+        low = self._border(max(start, min(self.rows.low_s[first:last])))
+        high = min(border, max(self.rows.high_s[first:last]))
+        if self._shares(first, last, high - low):
+            self.found.append((first, last, low, high))
+            start = border
+        begin = first
+        for cut in range(first + 1, last + 1):
+            if cut == last or self.common[cut] == end:
+                if cut - begin == 1:
+                    self.alone[begin] = start
+                else:
+                    yield begin, cut, start
+                begin = cut
 
     def _shares(self, first: int, last: int, tokens: int) -> bool:
         rows = self.rows.start[last] - self.rows.start[first]
         return saves(self.shape, self.limits, reads=last - first, rows=rows, tokens=tokens)
 
-    def _seen(self, first: int, last: int, start: int, end: int) -> tuple[int, int]:
-        """The part of positions [start, end) that any row of these sequences sees."""
-        rows = slice(self.rows.start[first], self.rows.start[last])
-        low = max(start, int(self.rows.low_n[rows].min()))
-        if self.limits.deterministic:
-            low -= low % self.limits.fixed_chunk
-        return low, min(end, int(self.rows.high_n[rows].max()))
-
     def _border(self, end: int) -> int:
         return end - end % self.limits.fixed_chunk if self.limits.deterministic else end
 
-    def _chunks(self, low: int, high: int) -> Iterator[tuple[int, int]]:
-        step = _chunk(high - low, self.shape, self.limits)
-        for begin in range(low, high, step):
-            yield begin, min(begin + step, high)
 
-    def _blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """(first row, rows) of as few blocks as hold the rows of these sequences."""
-        begin, end = self.rows.start[first], self.rows.start[last]
-        most = max(1, self.limits.block_rows * self.shape.kv_heads // self.shape.heads)
-        for row in range(begin, end, most):
-            yield row, min(most, end - row)
+def _items(ranges: _Ranges, rows: _Rows, start_s: Ints, shape: HeadShape, limits: Limits) -> Ints:
+    """[I, 5] without partials: ranges cut into chunks, and their rows into as few blocks."""
+    row_start_s = np.array(rows.start, np.int32)
+    first_row_r, last_row_r = row_start_s[ranges.first_r], row_start_s[ranges.last_r]
+    most = max(1, limits.block_rows * shape.kv_heads // shape.heads)
+    blocks_r = -(-(last_row_r - first_row_r) // most)
+    step_r = _chunks(ranges.high_r - ranges.low_r, shape, limits)
+    count_r = blocks_r * -(-(ranges.high_r - ranges.low_r) // step_r)
+    r = np.repeat(np.arange(len(count_r)), count_r)
+    within = np.arange(len(r)) - _offsets(count_r)[r]
+    chunk, block = np.divmod(within, blocks_r[r])
+    begin = ranges.low_r[r] + chunk * step_r[r]
+    row = first_row_r[r] + block * most
+    items_i5 = np.empty((len(r), 5), np.int32)
+    items_i5[:, 0], items_i5[:, 1] = row, np.minimum(last_row_r[r] - row, most)
+    items_i5[:, 2] = start_s[ranges.first_r[r]]
+    items_i5[:, 3], items_i5[:, 4] = begin, np.minimum(begin + step_r[r], ranges.high_r[r])
+    return items_i5
 
 
-def _chunk(tokens: int, shape: HeadShape, limits: Limits) -> int:
-    """Slots of an item: enough items to keep the device busy, each long enough to pay."""
+def _chunks(tokens_r: Ints, shape: HeadShape, limits: Limits) -> Ints:
+    """Slots of an item by those of its range: enough items to keep the device busy, each long
+    enough to pay.
+    """
     if limits.deterministic:
-        return limits.fixed_chunk
+        return np.full_like(tokens_r, limits.fixed_chunk)
     least, most = limits.chunk_tokens
-    even = _up(tokens * shape.kv_heads // (2 * limits.processors), ALIGNED)
-    return min(max(even, least), most)
+    # 64 bits: tokens times heads may be more than 32 hold.
+    even_r = tokens_r.astype(np.int64) * shape.kv_heads // (2 * limits.processors)
+    even_r += -even_r % ALIGNED
+    return np.clip(even_r, least, most).astype(np.int32)
 
 
 def _with_partials(raw_i5: Ints, rows: _Rows) -> tuple[Ints, tuple[Ints, Ints, Ints, int]]:
@@ -303,81 +344,66 @@ def _with_partials(raw_i5: Ints, rows: _Rows) -> tuple[Ints, tuple[Ints, Ints, I
 
     A row that sees nothing of an item has a partial there, which no merge asks for.
     """
-    counts = raw_i5[:, 1].astype(np.int64)
+    counts = raw_i5[:, 1]
     item = np.repeat(np.arange(len(raw_i5)), counts)
-    within = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
+    within = np.arange(len(item)) - _offsets(counts)[item]
     row = raw_i5[item, 0] + within
     sees = (rows.low_n[row] < raw_i5[item, 4]) & (rows.high_n[row] > raw_i5[item, 3])
     answers_n = np.bincount(row[sees], minlength=len(rows.order_n))
     alone = sees & (answers_n[row] == 1)
     direct = np.bincount(item[~alone], minlength=len(raw_i5)) == 0
     held = np.where(direct, 0, counts)
-    first_part = np.where(direct, DIRECT, np.cumsum(held) - held)
-    kept = sees & ~direct[item]
-    row, begin, part = row[kept], raw_i5[item, 3][kept], (first_part[item] + within)[kept]
-    by_position = np.lexsort((begin, row))
-    merged, part_counts = np.unique(row, return_counts=True)
-    part_start_m1 = np.concatenate([[0], np.cumsum(part_counts)]).astype(np.int32)
-    items_i = np.column_stack([raw_i5, first_part.astype(np.int32)])
-    parts_p = part[by_position].astype(np.int32)
-    return items_i, (rows.order_n[merged], part_start_m1, parts_p, int(held.sum()))
+    start_i = _offsets(held)
+    items_i = np.column_stack([raw_i5, np.where(direct, DIRECT, start_i[:-1])])
+    kept = np.flatnonzero(sees & ~direct[item])
+    # A row's items stand in order of position: the walk comes from the root and cuts in order.
+    kept = kept[np.argsort(row[kept], kind="stable")]
+    parts_p = start_i[item[kept]] + within[kept].astype(np.int32)
+    count_n = np.bincount(row[kept], minlength=len(rows.order_n))
+    merged = np.flatnonzero(count_n)
+    part_start_m1 = _offsets(count_n[merged])
+    return items_i, (rows.order_n[merged], part_start_m1, parts_p, int(start_i[-1]))
 
 
 def _bucketed(items_i: Ints, group: int, limits: Limits) -> tuple[Ints, tuple[Bucket, ...]]:
     """Items by the block that holds their rows, longest first, and where each block's begin."""
     if limits.deterministic:
         # Another block may sum in another order.
-        block = np.full(len(items_i), limits.block_rows)
+        block_i = np.full(len(items_i), limits.block_rows)
     else:
-        needed = np.maximum(items_i[:, 1] * group, SMALLEST_BLOCK)
-        block = 2 ** np.ceil(np.log2(needed)).astype(np.int64)
-    order = np.lexsort((items_i[:, 3] - items_i[:, 4], block))
-    block = block[order]
-    sizes, first = np.unique(block, return_index=True)
-    borders = [*first.tolist(), len(block)]
-    buckets = [
-        Bucket(size, a, b) for size, (a, b) in zip(sizes.tolist(), pairwise(borders), strict=True)
-    ]
-    return np.ascontiguousarray(items_i[order]), tuple(buckets)
+        needed_i = np.maximum(items_i[:, 1] * group, SMALLEST_BLOCK)
+        block_i = 2 ** np.ceil(np.log2(needed_i)).astype(np.int64)
+    # One number an item, for one sort: ascending blocks, then descending lengths.
+    rank_i = (block_i << 32) - (items_i[:, 4] - items_i[:, 3])
+    order = np.argsort(rank_i, kind="stable")
+    block_i = block_i[order]
+    borders = [0, *(np.flatnonzero(np.diff(block_i)) + 1).tolist(), len(block_i)]
+    buckets = [Bucket(int(block_i[a]), a, b) for a, b in pairwise(borders) if a < b]
+    return items_i[order], tuple(buckets)
 
 
 def _tiles(
-    long: list[_Sequence], window: int | None, shape: HeadShape, limits: Limits, table: list[Slots]
+    long: Sequence[tuple[Reader, int]], window: int | None, shape: HeadShape, limits: Limits
 ) -> Ints:
     """[I, 5]: first row, rows, shift, position of the first row, first position of a block."""
-    tiles: list[tuple[int, int, int, int, int]] = []
+    tiles = [np.empty((0, TILE_FIELDS), np.int32)]
     most = max(1, limits.tile_rows * shape.kv_heads // shape.heads)
-    offset = sum(map(len, table))
-    for sequence in long:
-        before = len(sequence.context) - sequence.queries
-        floor = _floor(before, window)
-        table.append(sequence.context[floor:])
-        for row in range(0, sequence.queries, most):
-            count, position = min(most, sequence.queries - row), before + row
-            low = _floor(position, window)
-            tiles.append((sequence.first + row, count, offset - floor, position, low))
-        offset += len(sequence.context) - floor
-    tiles.sort(key=lambda tile: tile[4] - tile[3] - tile[1])
-    return np.array(tiles, dtype=np.int32).reshape(-1, TILE_FIELDS)
+    for reader, start in long:
+        row = np.arange(0, reader.queries, most)
+        position = len(reader.context) - reader.queries + row
+        seen = np.zeros_like(row) if window is None else np.maximum(position - window + 1, 0)
+        count = np.minimum(most, reader.queries - row)
+        columns = (reader.first + row, count, np.full_like(row, start), position)
+        tiles.append(np.column_stack([*columns, seen - seen % ALIGNED]).astype(np.int32))
+    tiles_i = np.concatenate(tiles)
+    return tiles_i[np.argsort(tiles_i[:, 4] - tiles_i[:, 3] - tiles_i[:, 1], kind="stable")]
 
 
-def _floor(position: int, window: int | None) -> int:
-    """Where the blocks begin of which the query at `position` sees something."""
-    seen = 0 if window is None else max(0, position - window + 1)
-    return seen - seen % ALIGNED
-
-
-def _common(a: Slots, b: Slots) -> int:
-    """Length of the common beginning."""
-    length = min(len(a), len(b))
-    done, step = 0, 256
-    while done < length:
-        piece = slice(done, min(done + step, length))
-        different = a[piece] != b[piece]
-        if different.any():
-            return done + int(different.argmax())
-        done, step = done + step, step * 4
-    return length
+def _offsets(count_i: NDArray[np.integer]) -> Ints:
+    """Where each begins that has so many, and where the last one ends."""
+    start_i = np.zeros(len(count_i) + 1, np.int32)
+    np.cumsum(count_i, out=start_i[1:])
+    return start_i
 
 
 def _up(count: int, multiple: int) -> int:

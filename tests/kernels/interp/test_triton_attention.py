@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
-from structgen.kernels.attention import HeadShape, LayerSpec
+from structgen.kernels.attention import HeadShape, LayerSpec, Layout
 from structgen.kernels.gpu.attention import TritonAttention
 from structgen.kernels.reference import ReferenceAttention
 from tests.kernels.interp.harness import TOLERANCE
@@ -85,3 +86,36 @@ class TestRefusals:
     def test_groups_that_fill_no_block_are_refused(self) -> None:
         with pytest.raises(ValueError, match="at most 64 query heads to a key/value head, not 72"):
             self.over(head_shape(72, 1, 64), "sm_90")
+
+
+class TestStepAfterStep:
+    def test_gives_what_each_step_gives_by_itself(self) -> None:
+        """A prompt, its branches, and a fork's decodes; one ends, another is admitted."""
+        shape = head_shape(4, 2, 16)
+        branches = [Branch(299, 1), *[Branch(n, 1, after=0) for n in (0, 3, 40)], Branch(20, 30)]
+        last = scene(branches, shape)
+        slots = [np.append(context, [0] * 4) for context in last.layout.context_b]
+        grown = len(last.k_pool_sx)
+        pools = [torch.randn(grown + 20, 32) for _ in range(2)]
+        layers, angles_pd = [LayerSpec(), LayerSpec(window=33)], last.cos_sin_pd
+        kept = TritonAttention(pools[:1] * 2, pools[1:] * 2, shape, layers, angles_pd, arch="sm_90")
+        for turn, alive in enumerate(([0, 1, 2, 4], [0, 1, 2, 4], [0, 2, 3, 4], [3, 2])):
+            contexts = []
+            for b in alive:
+                length = len(last.layout.context_b[b]) + turn
+                slots[b][length - 1] = grown + 4 * b + turn if turn else slots[b][length - 1]
+                contexts.append(slots[b][:length])
+            rows = np.zeros(len(alive), np.int64)
+            starts, origins = np.arange(len(alive) + 1), tuple(slots[b] for b in alive)
+            layout = Layout(starts, tuple(contexts), rows, rows, origins)
+            q_thd = torch.randn(len(alive), 4, 16)
+            fresh = TritonAttention(
+                pools[:1] * 2, pools[1:] * 2, shape, layers, angles_pd, arch="sm_90"
+            )
+
+            plan, alone = kept.plan(layout), fresh.plan(layout)
+
+            for layer in range(2):
+                assert torch.equal(
+                    kept.attend(q_thd, layer, plan), fresh.attend(q_thd, layer, alone)
+                )

@@ -1,8 +1,10 @@
 """Attention on a GPU: the kernels of this folder behind the contract of `kernels/attention.py`.
 
-Owns   the copy of each step's work lists on the device, and room for partial results.
+Owns   the copy of each step's work lists on the device, and room for partial results; the table of
+       slots, which stays there and is given what a step adds to it.
 Holds  a plan is one upload; `write` is one launch, `attend` at most one for each bucket of rows,
        one for merges and one for prompts, all on the current stream. Nothing waits for the device.
+       A plan is good until the next one is made: what is launched after that reads its table.
 Used   by the engine's runner, which gets it from `kernels/choose.py`.
 
 On the CPU it runs where Triton interprets, with `arch` given: slow, for tests.
@@ -10,8 +12,9 @@ On the CPU it runs where Triton interprets, with `arch` given: slow, for tests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -23,7 +26,7 @@ from structgen.kernels.gpu.config import Config, arch_of, config_for
 from structgen.kernels.gpu.extend import extend_attention
 from structgen.kernels.gpu.rope_write import rope_write
 from structgen.kernels.gpu.segment import merge_partials, segment_attention
-from structgen.kernels.segment_plan import Limits, plan_segments
+from structgen.kernels.segment_plan import Limits, SegmentPlan, SegmentPlanner
 
 MOST_ROWS = 128  # rows x group of a block or tile, where the table has one so tall
 # More rows in one block than a lone decode needs, so that forks share; fewer than fill the matrix
@@ -93,13 +96,22 @@ class TritonAttention:
         self.arch = arch or arch_of(self.device)
         self.limits = self._limits(deterministic)
         self._check_shape()
+        self._planner = SegmentPlanner(shape, self.limits)
+        self._table_c = torch.zeros(0, dtype=torch.int32, device=self.device)
 
     def plan(self, layout: Layout) -> TritonPlan:
         """Write the work lists on the host and start their copy to the device."""
         longest = max((len(context) for context in layout.context_b), default=0)
         windows = [_effective(spec, longest) for spec in self.layers]
-        lists = {window: self._lists(layout, window) for window in dict.fromkeys(windows)}
-        positions_t, slots_t = self._upload([layout.positions_t, layout.slots_t])
+        self._planner.step(layout)
+        plans = {window: self._planner.plan(window) for window in dict.fromkeys(windows)}
+        arrays = [layout.positions_t, layout.slots_t, *self._added()]
+        for plan in plans.values():
+            arrays += _arrays(plan)
+        there = iter(self._upload(arrays))
+        positions_t, slots_t = next(there), next(there)
+        self._extend_table(there)
+        lists = {window: self._lists(plan, window, there) for window, plan in plans.items()}
         padding = len(layout.slots_t) > int(layout.query_start_b1[-1])
         return TritonPlan(positions_t, slots_t, padding, tuple(lists[window] for window in windows))
 
@@ -160,18 +172,31 @@ class TritonAttention:
         )
         return out_tx
 
-    def _lists(self, layout: Layout, window: int | None) -> WorkLists:
-        plan = plan_segments(layout, window, self.shape, self.limits)
-        buckets = [plan.items_i[bucket.first : bucket.last] for bucket in plan.buckets]
-        arrays = [plan.table_c, plan.order_n, plan.low_n, plan.high_n, plan.merged_m]
-        arrays += [plan.part_start_m1, plan.parts_p, plan.tiles_i]
-        tensors = self._upload([*arrays, *buckets])
-        table_c, order_n, low_n, high_n, merged_m, part_start_m1, parts_p, tiles_i5 = tensors[:8]
-        by_rows = zip((bucket.block_rows for bucket in plan.buckets), tensors[8:], strict=True)
+    def _added(self) -> list[NDArray[np.integer]]:
+        """What this step has written to the table: places and slots, then whole ranges."""
+        table, edits = self._planner.table, self._planner.table.edits
+        ranges = [(0, table.used)] if edits.whole else edits.ranges
+        at_e, slots_e = np.array(edits.at, np.int32), np.array(edits.slots, np.int32)
+        return [at_e, slots_e, *(table.slots_c[low:high] for low, high in ranges)]
+
+    def _extend_table(self, there: Iterator[Tensor]) -> None:
+        """Write the same to the table on the device; the tensors are those of `_added`."""
+        table, edits = self._planner.table, self._planner.table.edits
+        at_e, slots_e = next(there), next(there)
+        if edits.whole and len(self._table_c) != len(table.slots_c):
+            self._table_c = self._table_c.new_zeros(len(table.slots_c))
+        for low, high in [(0, table.used)] if edits.whole else edits.ranges:
+            self._table_c[low:high] = next(there)
+        if len(at_e):
+            self._table_c.index_copy_(0, at_e.long(), slots_e)
+
+    def _lists(self, plan: SegmentPlan, window: int | None, there: Iterator[Tensor]) -> WorkLists:
+        order_n, low_n, high_n, merged_m, part_start_m1, parts_p, tiles_i5 = islice(there, 7)
+        by_rows = [(bucket.block_rows, next(there)) for bucket in plan.buckets]
         partials = plan.part_count, self.shape.heads
         return WorkLists(
             window=window,
-            table_c=table_c,
+            table_c=self._table_c,
             order_n=order_n,
             low_n=low_n,
             high_n=high_n,
@@ -232,6 +257,13 @@ class TritonAttention:
                 f"Triton attention takes at most {most} query heads to a key/value head, "
                 f"not {group}; run this model on the CPU"
             )
+
+
+def _arrays(plan: SegmentPlan) -> list[NDArray[np.int32]]:
+    """What is uploaded for a window: seven lists, then the items of each bucket."""
+    lists = [plan.order_n, plan.low_n, plan.high_n, plan.merged_m, plan.part_start_m1]
+    lists += [plan.parts_p, plan.tiles_i]
+    return lists + [plan.items_i[bucket.first : bucket.last] for bucket in plan.buckets]
 
 
 def _effective(spec: LayerSpec, longest: int) -> int | None:
