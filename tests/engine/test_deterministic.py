@@ -21,7 +21,7 @@ from structgen.engine.config import EngineConfig
 from structgen.engine.engine import Engine
 from structgen.engine.loading import load
 from structgen.errors import UnsupportedError
-from structgen.kernels import choose
+from structgen.kernels import cpu_fixed
 from structgen.request import Completion, TokenLogprob
 from tests.engine.tiny import write_tiny_model
 
@@ -133,7 +133,7 @@ class TestTheBitsOfARequest:
             (cold_and_warm, {}),
             (retracted, {"slots": 711}),
         ],
-        ids=str,
+        ids=lambda each: getattr(each, "__name__", str(each)),
     )
     def test_are_the_same_in_every_company(
         self, model: Path, alone: list[Bits], arrange: Any, options: dict[str, Any]
@@ -175,9 +175,12 @@ class TestAnEngineThatCannotPromiseIt:
     async def test_is_refused_when_it_loads(
         self, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(choose, "DETERMINISTIC", {})
+        def no_bits(*_: object) -> bool:
+            raise ValueError("queries have other bits alone")
 
-        with pytest.raises(UnsupportedError, match="no deterministic attention for device 'cpu'"):
+        monkeypatch.setattr(cpu_fixed, "chunks_agree", no_bits)
+
+        with pytest.raises(UnsupportedError, match="queries have other bits alone"):
             async with Engine(tiny_model, deterministic=True):
                 pass
 
