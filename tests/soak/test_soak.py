@@ -72,7 +72,7 @@ class Load:
         while self.loop.time() < self.end:
             await asyncio.sleep(5)
             gc.collect()
-            give_back()  # what is left is in use; the engine itself does this once a minute
+            give_back()  # what is left is in use; the engine itself does this now and then
             self.memory.append((self.loop.time() / 60, process.memory_info().rss / 2**20))
 
     def slope(self) -> float:
