@@ -100,7 +100,10 @@ class _Launch:
         part_out_phd = guarded.tensor(plan.part_count, shape.heads, shape.head_dim)
         part_lse_ph = guarded.tensor(plan.part_count, shape.heads)
         table_c = torch.from_numpy(np.pad(plan.table_c, (0, 2 * setting.block_n)))
-        rows = [torch.from_numpy(array) for array in (plan.order_n, plan.low_n, plan.high_n)]
+        # A faulty kernel that reads a row too many is to find a wrong row, and no foreign memory.
+        spare = (0, setting.limits.block_rows)
+        arrays = (plan.order_n, plan.low_n, plan.high_n)
+        rows = [torch.from_numpy(np.pad(array, spare)) for array in arrays]
         for bucket in plan.buckets:
             items_i6 = torch.from_numpy(plan.items_i[bucket.first : bucket.last])
             config = Config(bucket.block_rows, setting.block_n, 4, 2)
